@@ -1,0 +1,73 @@
+"""Train a model that does not fit on one GPU on several, with `strategy="self_balance"`.
+
+Example:
+    class Net(autobalance.SelfBalance, LightningModule):
+        def self_balance(self):
+            return [self.embed, *self.layers, self.head]
+
+    Trainer(strategy="self_balance", devices=4).fit(Net(), loader)
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autobalance.errors import InfeasiblePlanError
+    from autobalance.mixin import SelfBalance
+    from autobalance.partitioning import Plan, plan, score
+    from autobalance.placement import dispatch
+    from autobalance.profiling import Profile, profile
+    from autobalance.simulated import simulate
+    from autobalance.strategy import SelfBalanceStrategy
+
+__version__ = "0.1.0"
+
+# Public name -> where it lives. Resolved on first use, so that `import autobalance` imports neither torch nor Lightning.
+_HOMES = {
+    "InfeasiblePlanError": "autobalance.errors",
+    "Plan": "autobalance.partitioning",
+    "Profile": "autobalance.profiling",
+    "SelfBalance": "autobalance.mixin",
+    "SelfBalanceStrategy": "autobalance.strategy",
+    "dispatch": "autobalance.placement",
+    "plan": "autobalance.partitioning",
+    "profile": "autobalance.profiling",
+    "score": "autobalance.partitioning",
+    "simulate": "autobalance.simulated",
+}
+
+__all__ = [
+    "InfeasiblePlanError",
+    "Plan",
+    "Profile",
+    "SelfBalance",
+    "SelfBalanceStrategy",
+    "dispatch",
+    "plan",
+    "profile",
+    "score",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register_with_imported_lightning() -> None:
+    """Make `Trainer(strategy="self_balance")` known to every Lightning package that the user has imported already."""
+    if "pytorch_lightning" in sys.modules or "lightning.pytorch" in sys.modules:
+        import_module("autobalance.strategy.registration").register_imported()
+
+
+_register_with_imported_lightning()
