@@ -1,0 +1,101 @@
+"""Where a tensor is, and how it gets somewhere else.
+
+Hooks and glue ask a `Locator`, so that one and the same code moves real tensors between devices in a run, and books copies
+between blocks in a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from autobalance.placement.copies import Copies
+
+Place = Hashable
+"""A device in a run, the index of a block in a trace."""
+
+
+class Locator(Protocol):
+    """Knows the places of tensors and sends tensors between places."""
+
+    def place_of(self, tensor: Tensor) -> Place | None:
+        """The place of `tensor`, or None if it is not to be moved (it is on the host, or all places are one)."""
+
+    def send(self, tensor: Tensor, place: Place) -> Tensor:
+        """A copy of `tensor` at `place`, part of the autograd graph."""
+
+    def send_object(self, value: Any, place: Place) -> Any:
+        """Move an object that has a `.to` method of its own."""
+
+    def changed_in_place(self, tensor: Tensor, place: Place, block: str) -> None:
+        """A block at `place` changed its copy of `tensor`, so that the change would be lost."""
+
+    def enter(self, place: Place) -> Any:
+        """Make `place` current and return what `leave` needs to undo it."""
+
+    def leave(self, token: Any) -> None:
+        """Undo `enter`."""
+
+
+class DeviceLocator:
+    """Places are torch devices; several may be equal, and a tensor on none of them stays where it is.
+
+    Example:
+        >>> locator = DeviceLocator([torch.device("cuda", 0), torch.device("cuda", 1)])  # doctest: +SKIP
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._devices = frozenset(devices)
+        # Tensors on the host stay there, as they would with a single device; on CPU devices every tensor is at home.
+        self._moving = frozenset(device for device in self._devices if device.type != "cpu")
+        self._copies = Copies()
+
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """Every device of the placement."""
+        return self._devices
+
+    def place_of(self, tensor: Tensor) -> Place | None:
+        """The device of `tensor` if it is one of the plan's, else None."""
+        device = tensor.device
+        return device if device in self._moving else None
+
+    def send(self, tensor: Tensor, place: Place) -> Tensor:
+        """`tensor.to(place)`, reusing a copy that somebody still holds."""
+        return self._copies.get(tensor, place, lambda: tensor.to(place, non_blocking=True))
+
+    def send_object(self, value: Any, place: Place) -> Any:
+        """`value.to(place)`."""
+        return value.to(place)
+
+    def changed_in_place(self, tensor: Tensor, place: Place, block: str) -> None:
+        """Refuse: on one device the caller would see the change, here only the copy has it."""
+        raise RuntimeError(
+            f"block {block!r} on {place} changed one of its arguments in place (shape {tuple(tensor.shape)}, "
+            f"{tensor.dtype}), but that tensor lives on {tensor.device}: the change would be lost. Put {block!r} into one "
+            f"block with the module that makes the tensor (a list inside the list that `self_balance()` returns), or "
+            f"return the changed tensor instead."
+        )
+
+    def enter(self, place: Place) -> Any:
+        """Make the device current: raw kernel launches and bare `device="cuda"` go there."""
+        if not isinstance(place, torch.device) or place.type == "cpu":
+            return None
+        backend = torch.get_device_module(place)
+        before = backend.current_device()
+        if before == place.index:
+            return None
+        backend.set_device(place)
+        return backend, before
+
+    def leave(self, token: Any) -> None:
+        """Make the device that was current before `enter` current again."""
+        if token is not None:
+            backend, before = token
+            backend.set_device(before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeviceLocator, (tuple(self._devices),)
