@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autobalance.errors import InfeasiblePlanError
     from autobalance.mixin import SelfBalance
-    from autobalance.partitioning import Plan, plan, score
+    from autobalance.partitioning.plan import Plan
+    from autobalance.partitioning.score import score
+    from autobalance.partitioning.search import plan
     from autobalance.placement import dispatch
-    from autobalance.profiling import Profile, profile
+    from autobalance.profiling import profile
+    from autobalance.profiling.profile import Profile
     from autobalance.simulated import simulate
     from autobalance.strategy import SelfBalanceStrategy
 
@@ -28,14 +31,14 @@ __version__ = "0.1.0"
 # Public name -> where it lives. Resolved on first use, so that `import autobalance` imports neither torch nor Lightning.
 _HOMES = {
     "InfeasiblePlanError": "autobalance.errors",
-    "Plan": "autobalance.partitioning",
-    "Profile": "autobalance.profiling",
+    "Plan": "autobalance.partitioning.plan",
+    "Profile": "autobalance.profiling.profile",
     "SelfBalance": "autobalance.mixin",
     "SelfBalanceStrategy": "autobalance.strategy",
     "dispatch": "autobalance.placement",
-    "plan": "autobalance.partitioning",
+    "plan": "autobalance.partitioning.search",
     "profile": "autobalance.profiling",
-    "score": "autobalance.partitioning",
+    "score": "autobalance.partitioning.score",
     "simulate": "autobalance.simulated",
 }
 

@@ -1,0 +1,44 @@
+"""Errors that carry figures a program can read beside the words a person reads."""
+
+from __future__ import annotations
+
+
+class InfeasiblePlanError(ValueError):
+    """No plan keeps every device within its budget.
+
+    Example:
+        >>> try:
+        ...     autobalance.plan(profile, "2x8GiB")
+        ... except autobalance.InfeasiblePlanError as error:
+        ...     print(error.shortfall)
+
+    Attributes:
+        need: bytes that each device would hold under the best plan that ignores budgets.
+        budget: bytes that each device may hold.
+        shortfall: bytes that each device lacks; 0 where it has enough.
+        largest_block: name of the block that needs most by itself, None where the cause lies elsewhere.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        need: tuple[int, ...],
+        budget: tuple[int, ...],
+        largest_block: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.need = need
+        self.budget = budget
+        self.shortfall = tuple(max(0, wanted - given) for wanted, given in zip(need, budget, strict=True))
+        self.largest_block = largest_block
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # BaseException would rebuild the error from its text alone, which the keyword arguments forbid.
+        return _rebuild, (str(self), self.need, self.budget, self.largest_block)
+
+
+def _rebuild(
+    message: str, need: tuple[int, ...], budget: tuple[int, ...], largest_block: str | None
+) -> InfeasiblePlanError:
+    return InfeasiblePlanError(message, need=need, budget=budget, largest_block=largest_block)

@@ -1,0 +1,166 @@
+"""A plan: which block lives on which device, what every device will hold, and how good that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from autobalance.devices.device import Device
+from autobalance.profiling.profile import BlockCost, tuples
+from autobalance.profiling.timeline import ROOT
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every block goes and what the devices will hold.
+
+    Example:
+        >>> plan = autobalance.plan(profile, "4x80GiB")
+        >>> plan.assignment, plan.peaks
+        >>> print(plan)
+
+    Attributes:
+        assignment: device index per block, in call order.
+        blocks: the profile's row of every block, in call order.
+        devices: the devices planned for.
+        budgets: bytes that each device may hold: capacity less reserve.
+        peaks: most bytes at once on each device.
+        root: device index of batch, loss and metrics.
+        policy: the policy that chose it.
+        loose: (name, owner) of modules and tensors outside the blocks; the owner is a block index or `ROOT`.
+        step_time: predicted seconds of one step.
+        bounds: lower bounds of the largest peak / budget, from the loosest to the tightest.
+        optimal: True where no plan of the same kind can be better, by proof.
+        micro_batches: parts that a batch is split into.
+        schedule: order in which they run.
+        batch: the batch that the plan covers, in words.
+        notes: what a reader should know.
+    """
+
+    assignment: tuple[int, ...]
+    blocks: tuple[BlockCost, ...]
+    devices: tuple[Device, ...]
+    budgets: tuple[int, ...]
+    peaks: tuple[int, ...]
+    root: int
+    policy: str
+    loose: tuple[tuple[str, int], ...] = ()
+    step_time: float = 0.0
+    bounds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    optimal: bool = False
+    micro_batches: int = 1
+    schedule: str = "naive"
+    batch: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.devices)
+        if len(self.assignment) != len(self.blocks):
+            raise ValueError(f"the plan assigns {len(self.assignment)} blocks, but has rows for {len(self.blocks)}")
+        if len(self.budgets) != count or len(self.peaks) != count:
+            raise ValueError(
+                f"the plan has {count} devices, but {len(self.budgets)} budgets and {len(self.peaks)} peaks"
+            )
+        if any(not 0 <= device < count for device in (*self.assignment, self.root)):
+            raise ValueError(f"the plan puts something on a device outside 0 to {count - 1}")
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        """Block names in call order."""
+        return tuple(block.name for block in self.blocks)
+
+    @property
+    def device_map(self) -> dict[str, int]:
+        """Device index of every module and tensor by name, as accelerate has it; the parts of a group stand one by one.
+
+        Example:
+            >>> plan.device_map
+            {'embed': 0, 'layers.0': 0, 'layers.1': 1, 'head': 1}
+        """
+        places = {
+            member: device
+            for block, device in zip(self.blocks, self.assignment, strict=True)
+            for member in block.members
+        }
+        for name, owner in self.loose:
+            places[name] = self.root if owner == ROOT else self.assignment[owner]
+        return places
+
+    @property
+    def uses(self) -> tuple[float, ...]:
+        """Peak / budget of every device."""
+        return tuple(relative_use(peak, budget) for peak, budget in zip(self.peaks, self.budgets, strict=True))
+
+    @property
+    def fits(self) -> bool:
+        """Whether every peak is within its budget."""
+        return all(peak <= budget for peak, budget in zip(self.peaks, self.budgets, strict=True))
+
+    def blocks_on(self, device: int) -> tuple[int, ...]:
+        """Indices of the blocks on a device, in call order.
+
+        Example:
+            >>> plan.blocks_on(0)
+        """
+        return tuple(block for block, place in enumerate(self.assignment) if place == device)
+
+    def with_peaks(self, peaks: Sequence[int], notes: Sequence[str] = ()) -> Plan:
+        """The same plan with other peaks, such as those of a trace with the placement installed.
+
+        Example:
+            >>> plan.with_peaks([1024, 2048], notes=["peaks of the installed trace"])
+
+        Args:
+            peaks: bytes per device.
+            notes: lines to add to the plan's notes.
+        """
+        return replace(self, peaks=tuple(int(peak) for peak in peaks), notes=(*self.notes, *notes))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON.
+
+        Example:
+            >>> plan.save("plan.json")
+        """
+        Path(path).write_text(json.dumps({"schema": SCHEMA, "kind": "plan", **asdict(self)}, indent=1))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that `save` wrote.
+
+        Example:
+            >>> plan = Plan.load("plan.json")
+
+        Raises:
+            ValueError: the file is no plan, or one of another version.
+        """
+        data = json.loads(Path(path).read_text())
+        if not isinstance(data, dict) or data.pop("kind", None) != "plan":
+            raise ValueError(f"{path} is not a plan saved by autobalance")
+        if data.pop("schema", None) != SCHEMA:
+            raise ValueError(f"{path} was saved by another version of autobalance; plan again")
+        blocks = tuple(BlockCost(**block) for block in data.pop("blocks"))
+        devices = tuple(Device(**device) for device in data.pop("devices"))
+        return cls(blocks=blocks, devices=devices, **tuples(data))
+
+    def __str__(self) -> str:
+        from autobalance.report.render import render
+        from autobalance.report.tables import plan_table
+
+        return render(plan_table(self))
+
+
+def relative_use(peak: int, budget: int) -> float:
+    """Peak / budget; infinite where something lies on a device that may hold nothing.
+
+    Example:
+        >>> relative_use(3, 4)
+        0.75
+    """
+    if budget > 0:
+        return peak / budget
+    return 0.0 if peak == 0 else float("inf")

@@ -1,0 +1,1 @@
+"""From one trial step to a profile: what every block costs, and the storage events behind it."""

@@ -1,0 +1,1 @@
+"""Profiles and plans as tables for people."""

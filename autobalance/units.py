@@ -1,0 +1,70 @@
+"""Sizes in words and back: `"10GiB"` is 10737418240 bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", re.IGNORECASE)
+
+
+def parse_size(size: str | float) -> int:
+    """Bytes that a size in words, or a plain number of bytes, stands for.
+
+    As in accelerate, `GB` is 10**9 bytes and `GiB` is 2**30. Fractions of a byte are cut off.
+
+    Example:
+        >>> parse_size("1.5 GiB")
+        1610612736
+
+    Args:
+        size: a number of bytes, or a number with one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ValueError: the text is no size, or the number is negative or not finite.
+        TypeError: neither text nor a number.
+    """
+    if isinstance(size, bool) or not isinstance(size, (str, int, float)):
+        raise TypeError(f"a size is a number of bytes or text such as '10GiB', not {size!r}")
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        if match is None:
+            raise ValueError(f"{size!r} is not a size; write a number and a unit, such as '10GiB', '512MiB' or '10GB'")
+        return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    if not math.isfinite(size) or size < 0:
+        raise ValueError(f"a size in bytes is finite and not negative, not {size!r}")
+    return int(size)
+
+
+def format_size(size: float) -> str:
+    """Text for a number of bytes, in the largest binary unit that keeps it at one or more.
+
+    Example:
+        >>> format_size(1610612736)
+        '1.50 GiB'
+
+    Args:
+        size: bytes; may be negative (a difference).
+
+    Returns:
+        The number with two decimals and its unit; whole bytes below 1 KiB.
+    """
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(size) >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size:.0f} B"
