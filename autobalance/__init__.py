@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public name -> where it lives. Resolved on first use, so that `import autobalance` imports neither torch nor Lightning.
+# Where each public name lives: found on first use, so that `import autobalance` imports neither torch nor Lightning.
 _HOMES = {
     "InfeasiblePlanError": "autobalance.errors",
     "Plan": "autobalance.partitioning.plan",
