@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ class Installed:
         self._root = root
         self._locator = locator
         self._removes = list(removes)
-        self._home = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+        self._home: set[int] | None = None
 
     def remove(self) -> None:
         """Take every hook off; may be called again."""
@@ -38,7 +39,12 @@ class Installed:
         return glue(self._locator, self._is_home)
 
     def _is_home(self, tensor: Tensor) -> bool:
+        if self._home is None:  # not before: while a copied model is put together its tensors are not there yet
+            self._home = {id(tensor) for tensor in (*self._root.parameters(), *self._root.buffers())}
         return id(tensor) in self._home
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Installed, (self._root, self._locator, ())
 
 
 def install(

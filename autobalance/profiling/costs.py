@@ -1,0 +1,249 @@
+"""From a trace to a profile: whose every byte is, and one row of costs for each block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autobalance.blocks import Blocks
+from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.profiling.timeline import ROOT, Timeline
+from autobalance.profiling.trace import ROOT_ACCOUNT, Traced
+from autobalance.profiling.work import Work
+
+REFERENCE_FLOPS = 19.5e12  # fp32, NVIDIA A100 data sheet
+REFERENCE_BANDWIDTH = 1.555e12  # bytes per second, A100 40 GB data sheet
+
+
+def build_profile(blocks: Blocks, traced: Traced, *, batch: str, training: bool, precision: str, notes: Sequence[str]) -> Profile:
+    """Turn a trace with every block apart into a profile in call order.
+
+    Args:
+        blocks: the traced blocks.
+        traced: the trace.
+        batch: what it covers, in words.
+        training: whether it trained.
+        precision: as Lightning names it.
+        notes: what a reader should know.
+
+    Returns:
+        The profile.
+
+    Raises:
+        ValueError: if a block changes the batch itself in place.
+    """
+    order = call_order(traced.order, len(blocks.names))
+    position = {block: index for index, block in enumerate(order)}
+    owners = owners_of_accounts(traced, len(blocks.names))
+    owner_of = {account: ROOT if owner == ROOT else position[owner] for account, owner in owners.items()}
+    timeline = traced.tracer.timeline(owner_of)
+    rows = _rows(timeline, traced, owner_of, [blocks.names[block] for block in order], blocks, order)
+    together = [tuple(sorted(position[block] for block in tie)) for tie in blocks.ties]
+    together += _kept_together(blocks, traced, owners, position)
+    return Profile(
+        blocks=rows,
+        timeline=timeline,
+        together=_merge(together),
+        loose=tuple((name, owner_of[account]) for name, account in traced.loose.items()),
+        batch=batch,
+        target="simulated",
+        training=training,
+        precision=precision,
+        optimizers=traced.optimizers,
+        notes=tuple(notes),
+    )
+
+
+def call_order(called: Sequence[int], count: int) -> list[int]:
+    """Block indices in the order of their first call; one that is never called stays behind its declared predecessor.
+
+    Args:
+        called: indices in the order of first calls.
+        count: how many blocks there are.
+    """
+    order = list(called)
+    for block in range(count):
+        if block not in order:
+            order.insert(order.index(block - 1) + 1 if block else 0, block)
+    return order
+
+
+def owners_of_accounts(traced: Traced, count: int) -> dict[int, int]:
+    """Owner by account: a loose tensor belongs to the first block that it exchanges a tensor with, else to the root device.
+
+    Args:
+        traced: a trace with every block apart.
+        count: how many blocks there are.
+
+    Returns:
+        Block index (as declared) or ROOT, by account.
+    """
+    owners = {block: block for block in range(count)} | {ROOT_ACCOUNT: ROOT}
+    exchanges = list(traced.locator.exchanges) if traced.locator is not None else []
+    loose = set(traced.loose.values())
+    # Loose tensors that meet in one operation are one: repeat until nothing more is known, blocks before the root device.
+    for stronger in (True, False):
+        changed = True
+        while changed:
+            changed = False
+            for pair in exchanges:
+                for account, other in (pair, pair[::-1]):
+                    if account in loose and account not in owners and other in owners:
+                        if stronger and owners[other] == ROOT:
+                            continue
+                        owners[account] = owners[other]
+                        changed = True
+    for account in loose:
+        owners.setdefault(account, ROOT)
+    return owners
+
+
+def _kept_together(
+    blocks: Blocks, traced: Traced, owners: Mapping[int, int], position: Mapping[int, int]
+) -> list[tuple[int, ...]]:
+    groups = []
+    for account, block in sorted(traced.locator.changed) if traced.locator is not None else ():
+        owner = owners[account]
+        if owner == ROOT:
+            raise ValueError(
+                f"block {blocks.names[block]!r} changes the batch (or another tensor that no block made) in place, so that on another "
+                f"device the change would be lost. Clone the tensor before the change, or return the changed tensor."
+            )
+        groups.append((position[owner], position[block]))
+    groups += [(position[owner], position[user]) for user, owner in sorted(traced.foreign)]
+    return [tuple(sorted(group)) for group in groups if group[0] != group[1]]
+
+
+def _merge(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Groups that share a member, as one."""
+    merged: list[set[int]] = []
+    for group in groups:
+        joined = set(group)
+        apart = [other for other in merged if not other & joined]
+        for other in merged:
+            if other & joined:
+                joined |= other
+        merged = [*apart, joined]
+    return tuple(sorted(tuple(sorted(group)) for group in merged if len(group) > 1))
+
+
+def _rows(
+    timeline: Timeline,
+    traced: Traced,
+    owner_of: Mapping[int, int],
+    names: Sequence[str],
+    blocks: Blocks,
+    order: Sequence[int],
+) -> tuple[BlockCost, ...]:
+    count = len(names)
+    forward, backward, stop = _last_step(timeline)
+    ahead, back = walk(timeline, count, forward, backward), walk(timeline, count, backward, stop)
+    kinds = traced.tracer.kinds
+    saved, inputs = [0] * count, [0] * count
+    static = {kind: [0] * count for kind in ("weights", "gradients", "optimizer", "buffers")}
+    for storage in ahead.after - ahead.before:
+        owner = timeline.owners[storage]
+        if owner >= 0 and kinds[storage] not in static:
+            saved[owner] += timeline.sizes[storage]
+    for storage in ahead.born:
+        owner = timeline.owners[storage]
+        if owner >= 0 and timeline.values[storage] >= 0 and storage in traced.tracer.copies:
+            inputs[owner] += timeline.sizes[storage]
+    for storage in walk(timeline, count, stop, len(timeline.events)).before | back.after:
+        owner = timeline.owners[storage]
+        if owner >= 0 and kinds[storage] in static:
+            static[kinds[storage]][owner] += timeline.sizes[storage]
+    steps = max(1, sum(name.endswith(" forward") for name, _ in timeline.marks))
+    forward_time = _seconds(traced.work.forward, owner_of, count)
+    backward_time = _seconds(traced.work.backward, owner_of, count)
+    return tuple(
+        BlockCost(
+            name=names[k],
+            kind="+".join(type(module).__name__ for module in blocks.modules[order[k]]),
+            weights=static["weights"][k],
+            gradients=static["gradients"][k],
+            optimizer=static["optimizer"][k],
+            buffers=static["buffers"][k],
+            inputs=inputs[k],
+            outputs=traced.outputs.get(order[k], 0),
+            saved=saved[k],
+            forward_transient=ahead.peak[k] - max(ahead.first[k], ahead.last[k]),
+            backward_transient=back.peak[k] - max(back.first[k], back.last[k]),
+            forward_time=forward_time[k] / steps,
+            backward_time=backward_time[k] / steps,
+        )
+        for k in range(count)
+    )
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a stretch of a timeline does to each owner.
+
+    Attributes:
+        before: storages alive at its start.
+        born: storages born in it.
+        after: storages alive at its end.
+        first: bytes of each block at its start.
+        last: bytes of each block at its end.
+        peak: most bytes of each block at once.
+    """
+
+    before: frozenset[int]
+    born: frozenset[int]
+    after: frozenset[int]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    peak: tuple[int, ...]
+
+
+def walk(timeline: Timeline, count: int, start: int, stop: int) -> Walk:
+    """Follow the events from `start` to `stop`.
+
+    Args:
+        timeline: the trace.
+        count: number of blocks.
+        start: first event.
+        stop: one past the last event.
+    """
+    alive: set[int] = set()
+    born: set[int] = set()
+    bytes_of = [0] * count
+    before, first, peak = frozenset[int](), (0,) * count, [0] * count
+    for index, event in enumerate(timeline.events[:stop]):
+        if index == start:
+            before, first, peak = frozenset(alive), tuple(bytes_of), list(bytes_of)
+        storage = abs(event) - 1
+        owner = timeline.owners[storage]
+        (alive.add if event > 0 else alive.discard)(storage)
+        if event > 0 and index >= start:
+            born.add(storage)
+        if owner >= 0:
+            bytes_of[owner] += timeline.sizes[storage] if event > 0 else -timeline.sizes[storage]
+            peak[owner] = max(peak[owner], bytes_of[owner])
+    if start >= stop:
+        before, first, peak = frozenset(alive), tuple(bytes_of), list(bytes_of)
+    return Walk(before, frozenset(born), frozenset(alive), first, tuple(bytes_of), tuple(peak))
+
+
+def _last_step(timeline: Timeline) -> tuple[int, int, int]:
+    """Where the last step's forward and backward begin, and where the backward ends."""
+    forward = backward = 0
+    stop = len(timeline.events)
+    for name, index in timeline.marks:
+        if name.startswith("step ") and name.endswith(" forward"):
+            forward, backward, stop = index, len(timeline.events), len(timeline.events)
+        elif name.startswith("step ") and name.endswith(" backward"):
+            backward, stop = index, len(timeline.events)
+        elif backward < len(timeline.events) and stop == len(timeline.events):
+            stop = index
+    return forward, min(backward, len(timeline.events)), stop
+
+
+def _seconds(work: Mapping[int, Work], owner_of: Mapping[int, int], count: int) -> list[float]:
+    """Seconds of each block; what glue and loss do is the last block's, on whose device they run."""
+    seconds = [0.0] * count
+    for account, done in work.items():
+        owner = owner_of.get(account, ROOT)
+        seconds[owner if owner >= 0 else count - 1] += done.seconds(REFERENCE_FLOPS, REFERENCE_BANDWIDTH)
+    return seconds

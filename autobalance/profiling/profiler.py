@@ -1,0 +1,183 @@
+"""Profile a model by a trial, and forecast the peaks of a placement by another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from autobalance.blocks import Blocks, find_blocks
+from autobalance.profiling.costs import build_profile
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.trace import Traced, trace_apart, trace_placed
+from autobalance.profiling.trial import Batch, PlainTrial, Step, Trial
+
+logger = logging.getLogger(__name__)
+Kind = Literal["fake", "real"]
+Result = TypeVar("Result")
+
+
+def profile(
+    model: nn.Module,
+    batch: Any,
+    *,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    precision: str = "32-true",
+    step: Step | None = None,
+    training: bool = True,
+    target: str = "simulated",
+) -> Profile:
+    """Measure what every block of a plain module costs, without running it on real numbers.
+
+    Example:
+        >>> profile = autobalance.profile(model, batch, optimizer=torch.optim.AdamW)  # doctest: +SKIP
+        >>> print(autobalance.plan(profile, "4x24GiB"))                               # doctest: +SKIP
+
+    Args:
+        model: its blocks are what its `self_balance()` returns, else found. Not changed.
+        batch: one batch, on the host. A dict is passed as keywords, a tuple as positionals.
+        optimizer: class or callable on parameters; None: weights and gradients without optimizer state.
+        precision: "32-true", "bf16-mixed" or "16-mixed".
+        step: `step(model, batch) -> loss`; default: the output's `.loss`, else the sum of its floating outputs.
+        training: False profiles a forward pass without gradients.
+        target: whose kernels are counted.
+
+    Returns:
+        The profile, in call order.
+
+    Raises:
+        ValueError: for a target or precision that is not supported.
+    """
+    if target != "simulated":
+        raise ValueError(
+            f'target={target!r} is not supported yet: kernels are counted as simulated devices run them (target="simulated").'
+        )
+    if precision not in ("32-true", "bf16-mixed", "16-mixed"):
+        raise ValueError(
+            f"precision={precision!r} is not supported for a plain module: convert its parameters yourself, or choose among "
+            f"'32-true', 'bf16-mixed' and '16-mixed'."
+        )
+    trial = PlainTrial(optimizer, step, precision, training)
+    kind = "train" if training else "predict"
+    profiler = Profiler(model, find_blocks(model), trial, [Batch(f"{kind} batch", kind, batch)], training)
+    return profiler.profile()
+
+
+@dataclass
+class Profiler:
+    """One trial of one model: profiles it with every block apart, and forecasts placements.
+
+    Attributes:
+        root: the user's model; never changed.
+        blocks: its blocks.
+        trial: runs the steps.
+        batches: one of every loader the run will meet, training first.
+        training: whether the run trains.
+        notes: what a reader of the plan should know.
+    """
+
+    root: nn.Module
+    blocks: Blocks
+    trial: Trial
+    batches: Sequence[Batch]
+    training: bool = True
+    notes: list[str] = field(default_factory=list)
+    _kind: Kind = "fake"
+
+    def profile(self) -> Profile:
+        """Trace with every block apart."""
+        traced = self._trace(lambda kind: trace_apart(self.root, self.blocks, self.trial, self.batches, kind))
+        if traced.shared:
+            self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
+        if traced.placeholders:
+            self._note(
+                f"{len(traced.placeholders)} number(s) that only real data know (such as `loss.item()`) were taken as 1.0 in the trial"
+            )
+        return build_profile(
+            self.blocks,
+            traced,
+            batch=", ".join(batch.name for batch in self.batches),
+            training=self.training,
+            precision=self.trial.precision,
+            notes=self.notes,
+        )
+
+    def forecast(
+        self, names: Sequence[str], assignment: Sequence[int], loose: Mapping[str, int], root: int, devices: int
+    ) -> list[Forecast]:
+        """Trace once more with a placement installed.
+
+        Args:
+            names: block names, in the order of `assignment`.
+            assignment: device index per block.
+            loose: device index by the name of a tensor outside every block.
+            root: device index of batch and loss.
+            devices: how many there are.
+
+        Returns:
+            One forecast per device.
+        """
+        blocks = self.blocks.ordered(names)
+        traced = self._trace(
+            lambda kind: trace_placed(
+                self.root, blocks, self.trial, self.batches, assignment, loose, root, devices, kind
+            )
+        )
+        return forecasts(traced, devices)
+
+    def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
+        try:
+            return trace(self._kind)
+        except Exception as error:
+            if self._kind == "real":
+                raise
+            self._kind = "real"
+            reason = str(error).strip().split("\n")[0]
+            self._note(
+                f"the step cannot run on fake tensors ({type(error).__name__}: {reason}), so one real step was run on a copy of "
+                f"the model in host memory"
+            )
+            return trace("real")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            logger.info(text)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The peak of one device.
+
+    Attributes:
+        peak: bytes.
+        phase: the phase in which it is reached.
+    """
+
+    peak: int
+    phase: str
+
+
+def forecasts(traced: Traced, devices: int) -> list[Forecast]:
+    """Peaks per device of a trace whose accounts are devices, from its events.
+
+    Args:
+        traced: a trace with the placement installed.
+        devices: how many there are.
+    """
+    tracer = traced.tracer
+    used, peaks, where = [0] * devices, [0] * devices, [0] * devices
+    for index, event in enumerate(tracer.events):
+        storage = abs(event) - 1
+        device = tracer.accounts[storage]
+        used[device] += tracer.sizes[storage] if event > 0 else -tracer.sizes[storage]
+        if used[device] > peaks[device]:
+            peaks[device], where[device] = used[device], index
+    return [
+        Forecast(peak, next((name for name, start in reversed(tracer.marks) if start <= at), "placement"))
+        for peak, at in zip(peaks, where, strict=True)
+    ]

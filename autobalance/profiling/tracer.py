@@ -1,0 +1,127 @@
+"""The trace as it grows: which storage is born and dies when, and whose it is.
+
+A `Tracer` is a ledger in the sense of `autobalance.simulated`: every storage that simulated work allocates is told to it. It has no limit.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+
+import torch
+
+from autobalance.compat import storage_key
+from autobalance.profiling.timeline import ROOT, Timeline
+from autobalance.simulated.ledger import rounded
+
+
+class Tracer:
+    """Records births and deaths of storages with their account and kind.
+
+    Example:
+        >>> tracer = Tracer()
+        >>> with using_ledger(tracer): ...           # doctest: +SKIP
+        >>> tracer.timeline(owner_of={})             # doctest: +SKIP
+
+    Attributes:
+        sizes: bytes per storage, rounded as the allocator does.
+        accounts: to whom each storage is charged.
+        values: storages with the same non-negative number hold the same tensor.
+        kinds: what each storage is: "weights", "gradients", ..., or "".
+        events: +(index + 1) a birth, -(index + 1) a death.
+        copies: storages that were made by copying a tensor to another place.
+        marks: named moments, as (name, number of events before).
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.accounts: list[int] = []
+        self.values: list[int] = []
+        self.kinds: list[str] = []
+        self.events: list[int] = []
+        self.marks: list[tuple[str, int]] = []
+        self.copies: set[int] = set()
+        self._live: dict[int, int] = {}
+        self._next_value = 0
+
+    def allocate(self, storage: torch.UntypedStorage, nbytes: int, account: int) -> None:
+        """Record a storage that was born, or that grew.
+
+        Args:
+            storage: the storage.
+            nbytes: its size now, not rounded.
+            account: whose it is.
+        """
+        size = rounded(nbytes)
+        key = storage_key(storage)
+        known = self._live.get(key)
+        if known is not None:
+            if self.sizes[known] == size:
+                return
+            account = self.accounts[known]
+            self._die(key, known)
+        if size == 0:
+            return
+        index = len(self.sizes)
+        self.sizes.append(size)
+        self.accounts.append(account)
+        self.values.append(-1)
+        self.kinds.append("")
+        self.events.append(index + 1)
+        self._live[key] = index
+        weakref.finalize(storage, self._die, key, index).atexit = False
+
+    def _die(self, key: int, index: int) -> None:
+        if self._live.get(key) == index:
+            del self._live[key]
+            self.events.append(-(index + 1))
+
+    def mark(self, name: str) -> None:
+        """Name this moment, such as the start of a phase."""
+        self.marks.append((name, len(self.events)))
+
+    def find(self, storage: torch.UntypedStorage) -> int | None:
+        """The index of a live storage."""
+        return self._live.get(storage_key(storage))
+
+    def describe(self, storage: torch.UntypedStorage, kind: str) -> None:
+        """Say what a live storage is: "weights", "gradients", "optimizer", ..."""
+        index = self.find(storage)
+        if index is not None:
+            self.kinds[index] = kind
+
+    def copied(self, copy: torch.UntypedStorage, same: list[torch.UntypedStorage]) -> None:
+        """Record that a storage was made by copying a tensor to another place.
+
+        Args:
+            copy: the new storage.
+            same: storages that on one device would be one with it: its source if it is a copy of the whole of it, other copies
+                of the same tensor.
+        """
+        made = self.find(copy)
+        if made is not None:
+            self.copies.add(made)
+        self._same_value([copy, *same])
+
+    def _same_value(self, storages: list[torch.UntypedStorage]) -> None:
+        indices = [index for index in map(self.find, storages) if index is not None]
+        if len(indices) < 2:
+            return
+        value = next((self.values[index] for index in indices if self.values[index] >= 0), self._next_value)
+        self._next_value = max(self._next_value, value + 1)
+        for index in indices:
+            self.values[index] = value
+
+    def timeline(self, owner_of: Mapping[int, int]) -> Timeline:
+        """The finished trace.
+
+        Args:
+            owner_of: owner (block index, ROOT or HOST) by account; an account that is not in it belongs to ROOT.
+        """
+        return Timeline(
+            sizes=tuple(self.sizes),
+            owners=tuple(owner_of.get(account, ROOT) for account in self.accounts),
+            values=tuple(self.values),
+            events=tuple(self.events),
+            marks=tuple(self.marks),
+        )
