@@ -61,19 +61,17 @@ class Blocks:
             names: every block's name, once, such as a plan has them.
 
         Raises:
-            ValueError: if the names are not those of these blocks.
+            ValueError: if the names are not those of these blocks, each once.
         """
         if sorted(names) != sorted(self.names):
-            missing = [name for name in self.names if name not in names]
-            unknown = [name for name in names if name not in self.names]
+            differences = {
+                "the plan lacks": [name for name in self.names if name not in names],
+                "the model lacks": [name for name in names if name not in self.names],
+                "the plan repeats": sorted({name for name in names if names.count(name) > 1}),
+            }
+            told = [f"{what} {', '.join(map(repr, which))}" for what, which in differences.items() if which]
             raise ValueError(
-                "the plan was made for other blocks than the model has: "
-                + "; ".join(
-                    f"{what} {', '.join(map(repr, which))}"
-                    for what, which in (("the plan lacks", missing), ("the model lacks", unknown))
-                    if which
-                )
-                + ". Make a plan for this model."
+                f"the plan was made for other blocks than the model has: {'; '.join(told)}. Make a plan for this model."
             )
         index = {name: position for position, name in enumerate(self.names)}
         return Blocks(tuple(names), tuple(self.modules[index[name]] for name in names))

@@ -26,7 +26,7 @@ def declared_groups(root: nn.Module) -> list[tuple[nn.Module, ...]] | None:
 
     Raises:
         TypeError: if an entry is neither a module of its own, nor a name, nor a flat group of these.
-        ValueError: if an entry is unknown, foreign, repeated, inside another one, or the model itself; if none is given.
+        ValueError: if an entry is unknown, foreign, repeated, inside another or the model itself; if there is none.
     """
     declare = getattr(root, "self_balance", None)
     entries = declare() if callable(declare) else None
@@ -62,14 +62,12 @@ class _Reader:
         self._root = root
         self._where = where
         self._names = {id(module): name for name, module in root.named_modules()}
-        self._by_name = dict(root.named_modules(remove_duplicate=False))
+        self._by_name: dict[str, nn.Module] = dict(root.named_modules(remove_duplicate=False))
 
     def group(self, entry: Any) -> tuple[nn.Module, ...]:
         if isinstance(entry, (list, tuple)):
             if not entry:
-                raise ValueError(
-                    f"{self._where} returned an empty group. A group is one block: name its modules, or drop it."
-                )
+                raise ValueError(f"{self._where} returned an empty group. Name the modules of that block, or drop it.")
             return tuple(self._module(member) for member in entry)
         return (self._module(entry),)
 
@@ -89,19 +87,18 @@ class _Reader:
                 "that the model registers: one assigned to an attribute of it, or kept in an `nn.ModuleList`."
             )
         if module is self._root:
-            raise ValueError(
-                f"{self._where} returned the model itself. Return its parts, so that they can be placed apart."
-            )
+            raise ValueError(f"{self._where} returned the model itself. Return the parts that may be placed apart.")
         if isinstance(module, _UNCALLABLE):
             raise ValueError(self._cannot_be_called(module))
         return module
 
     def _named(self, name: str) -> nn.Module:
-        if name not in self._by_name:
-            close = get_close_matches(name, self._by_name, n=3) or [known for known in self._by_name if known][:6]
-            known = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise ValueError(f"{self._where} returned the name {name!r}, which the model does not have.{known}")
-        return self._by_name[name]
+        if name in self._by_name:
+            return self._by_name[name]
+        close = [repr(known) for known in get_close_matches(name, self._by_name)]
+        first = [repr(known) for known in self._by_name if known][:6]
+        advice = f"Did you mean {' or '.join(close)}?" if close else f"It has {', '.join(first)}, and so on."
+        raise ValueError(f"{self._where} returned the name {name!r}, which the model does not have. {advice}")
 
     def _cannot_be_called(self, module: nn.Module) -> str:
         name, kind = self._names[id(module)], type(module).__name__

@@ -20,10 +20,11 @@ _UNCALLABLE = (nn.ParameterList, nn.ParameterDict)
 def discovered_groups(root: nn.Module) -> list[tuple[nn.Module, ...]]:
     """Find modules that can each be placed as one.
 
-    The model is opened, and below it every `ModuleList`, `ModuleDict` and `Sequential` that repeats a kind of module, down
-    to modules that repeat alike: those are the blocks, with the parts beside them. Left out, so that they go to the device
-    of whoever uses them: metrics, losses, parts without tensors, and modules whose parameters are used without calling
-    them. A part without tensors inside an `nn.Sequential`, such as an activation, joins the part before it.
+    The model is opened, and below it every `ModuleList`, `ModuleDict` and `Sequential` that repeats a kind of module,
+    down to modules that repeat alike: those are the blocks, with the parts beside them. Left out, so that they go to
+    the device of whoever uses them: metrics, losses, parts without tensors, and modules whose parameters are used
+    without calling them. A part without tensors inside an `nn.Sequential`, such as an activation, joins the part
+    before it.
 
     Example:
         >>> class Net(nn.Module):

@@ -35,8 +35,8 @@ def modules_read_by(module: nn.Module) -> list[nn.Module]:
     """Modules below `module` whose parameters or buffers its own code uses without calling them.
 
     Such a module cannot be placed on its own: nothing moves the operands of `F.linear(x, self.embed.weight)` to its
-    device. The source of the methods that a step can reach is read; nothing is run. What has no source counts as reading
-    nothing.
+    device. The source of the methods that a step can reach is read, nothing is run, and a method without a source
+    counts as reading nothing.
 
     Example:
         def forward(self, tokens):
