@@ -5,7 +5,22 @@ Each function here has a test that fails loudly when the name behind it moves.
 
 from __future__ import annotations
 
-from torch import overrides
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn, overrides
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _mode_utils, backend_registration
+from torch.utils.data import DataLoader
+from torch.utils.flop_counter import flop_registry
+
+NEWEST_TESTED_TORCH = (2, 13)
+_torch_is_checked = False
 
 
 def remove_function_mode(mode: overrides.TorchFunctionMode) -> int | None:
@@ -35,3 +50,317 @@ def insert_function_mode(mode: overrides.TorchFunctionMode, above: int) -> None:
     overrides._push_mode(mode)
     for other in reversed(others):
         overrides._push_mode(other)
+
+
+def warn_if_torch_is_untested() -> None:
+    """Warn, once a process, if torch is newer than the newest release that the private names here were tested with."""
+    global _torch_is_checked
+    if _torch_is_checked:
+        return
+    _torch_is_checked = True
+    installed = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if installed > NEWEST_TESTED_TORCH:
+        newest = ".".join(map(str, NEWEST_TESTED_TORCH))
+        warnings.warn(
+            f"torch {torch.__version__} is newer than {newest}, the newest release that autobalance was tested with. If "
+            f"anything fails, try `pip install 'torch<={newest}.*'` or a newer autobalance.",
+            stacklevel=2,
+        )
+
+
+def set_lightning_device(module: nn.Module, device: torch.device) -> None:
+    """Make `LightningModule.device` of `module`, and of those inside it, say `device`; nothing is moved."""
+    for part in module.modules():
+        if any(base.__name__ == "_DeviceDtypeModuleMixin" for base in type(part).__mro__):
+            part._device = device
+
+
+def request_loaders(package: str, loop: Any) -> Any:
+    """What the user's loader hook or argument gives for `loop`: a loader, a collection of them, or None.
+
+    Args:
+        package: the Lightning package of the loop, "pytorch_lightning" or "lightning.pytorch".
+        loop: a fit or evaluation loop of its Trainer.
+    """
+    source = loop._data_source
+    if source.instance is None or not source.is_defined():
+        return None
+    return import_module(f"{package}.trainer.connectors.data_connector")._request_dataloader(source)
+
+
+def data_owners(trainer: Any) -> list[Any]:
+    """Where the loaders of every loop come from: loaders given to the Trainer, or the modules whose hooks make them."""
+    loops = (
+        trainer.fit_loop,
+        trainer.fit_loop.epoch_loop.val_loop,
+        trainer.validate_loop,
+        trainer.test_loop,
+        trainer.predict_loop,
+    )
+    owners = {id(loop._data_source.instance): loop._data_source.instance for loop in loops}
+    return [owner for owner in owners.values() if owner is not None]
+
+
+@contextlib.contextmanager
+def loader_attachment_kept(trainer: Any) -> Iterator[None]:
+    """Undo on leaving what `trainer.estimated_stepping_batches` does inside: it starts the loader of the first epoch."""
+    loop = vars(trainer.fit_loop)
+    kept, kept_here = dict(loop), {name: vars(trainer)[name] for name in _DATA_ATTRIBUTES if name in vars(trainer)}
+    try:
+        yield
+    finally:
+        loop.clear()
+        loop.update(kept)
+        for name in _DATA_ATTRIBUTES:
+            vars(trainer).pop(name, None)
+        vars(trainer).update(kept_here)
+
+
+_DATA_ATTRIBUTES = ("val_check_batch", "_train_start_time", "_last_val_time")
+
+
+def fresh_iterator(loader: Any) -> Any:
+    """An iterator over `loader` that leaves the persistent workers of a torch DataLoader alone."""
+    return loader._get_iterator() if isinstance(loader, DataLoader) else iter(loader)
+
+
+def skips_backward(trainer: Any) -> bool:
+    """Whether the running epoch only updates statistics, as weight averaging does for batch norm."""
+    return bool(trainer.fit_loop._skip_backward)
+
+
+class TrainerChoice:
+    """What a Trainer has chosen before it makes its strategy, and what may still be changed.
+
+    Args:
+        connector: the Trainer's accelerator connector.
+    """
+
+    def __init__(self, connector: Any) -> None:
+        self._connector = connector
+
+    @property
+    def package(self) -> str:
+        """The Trainer's Lightning package."""
+        return str(type(self._connector).__module__.partition(".trainer.")[0])
+
+    @property
+    def accelerator(self) -> Any:
+        """The accelerator."""
+        return self._connector.accelerator
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices to use."""
+        return list(self._connector._parallel_devices)
+
+    @property
+    def strategy(self) -> Any:
+        """A name in the strategy registry, or a strategy."""
+        return self._connector._strategy_flag
+
+    @property
+    def precision(self) -> str:
+        """The precision by name."""
+        return str(self._connector._precision_flag)
+
+    @property
+    def precision_plugin(self) -> Any:
+        """The precision plugin that the user gave, or None."""
+        return self._connector._precision_plugin_flag
+
+    def use_precision(self, plugin: Any) -> None:
+        """Have the Trainer use `plugin`."""
+        self._connector._precision_plugin_flag = plugin
+
+    def use_root_device(self, device: torch.device) -> None:
+        """Have a single-device strategy use `device`."""
+        if hasattr(self.strategy, "_root_device"):
+            self.strategy._root_device = device
+
+
+def call_before_strategy_is_chosen(package: str, check: Callable[[TrainerChoice], None]) -> None:
+    """Have `check(choice)` called whenever a Trainer of `package` has chosen its devices and not yet made its strategy.
+
+    Lightning gives an accelerator no say in the choice of strategy and precision, and launches other processes soon after.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        check: may change the choice or raise.
+    """
+    connector = import_module(f"{package}.trainer.connectors.accelerator_connector")._AcceleratorConnector
+    make = connector._init_strategy
+    if hasattr(make, "__wrapped__"):  # done already
+        return
+
+    @wraps(make)
+    def checked(self: Any) -> None:
+        check(TrainerChoice(self))
+        make(self)
+
+    connector._init_strategy = checked
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward in this thread."""
+    return torch._C._current_autograd_node() is not None
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Floating-point operations of one operator call, by torch's own registry of formulas; 0 for an operator it does not list.
+
+    Args:
+        func: the operator overload.
+        args, kwargs, result: of the call.
+    """
+    formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def private_backend_name() -> str:
+    """Name of torch's one free device type: "privateuseone" until a backend takes it."""
+    return str(torch._C._get_privateuse1_backend_name())
+
+
+def register_python_backend(name: str, module: Any) -> None:
+    """Give torch's free device type to a backend that is written in Python, for the rest of the process.
+
+    Args:
+        name: of the device type.
+        module: becomes `torch.<name>`; its `is_available` answers for the accelerator.
+    """
+
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
+        def is_available(self) -> bool:
+            return bool(module.is_available())
+
+        def has_primary_context(self, device_index: int) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+    backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module, hook=Hooks())
+
+
+def without_torch_function() -> Any:
+    """A `__torch_function__` for tensor subclasses that leaves everything to `__torch_dispatch__`."""
+    return torch._C._disabled_torch_function_impl
+
+
+def make_wrapper(cls: type, like: torch.Tensor, device: torch.device, requires_grad: bool) -> Any:
+    """A tensor of class `cls` with the sizes, strides and type of `like`, on `device`, without data of its own."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        like.shape,
+        strides=like.stride(),
+        storage_offset=like.storage_offset(),
+        dtype=like.dtype,
+        device=device,
+        requires_grad=requires_grad,
+    )
+
+
+def reshape_wrapper(wrapper: torch.Tensor, like: torch.Tensor, fresh: torch.Tensor) -> None:
+    """Change the sizes and strides that `wrapper` reports, below autograd and below its own dispatch.
+
+    Args:
+        wrapper: tensor made by `make_wrapper`.
+        like: has the wanted sizes, strides and offset.
+        fresh: another wrapper made for `like`; its (empty) storage is large enough, the present one may not be.
+    """
+    with _mode_utils.no_dispatch():
+        torch._functionalize_unsafe_set(wrapper, fresh)
+        before = torch._C._meta_in_tls_dispatch_include()
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            torch.ops.aten.as_strided_.default(wrapper, like.shape, like.stride(), like.storage_offset())
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(before)
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Identity of a storage, unique among the living."""
+    return int(storage._cdata)
+
+
+def replace_tensor(tensor: torch.Tensor, fresh: torch.Tensor) -> None:
+    """Let the Python object `tensor` stand for what `fresh` stands for, keeping its identity, gradient and hooks.
+
+    Like `torch.utils.swap_tensors`, but weak references to `tensor` stay with it instead of being an error.
+    """
+    hooks, post_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    if tensor._use_count() > 1:  # a graph that still accumulates into what `tensor` stood for
+        torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(_refuse_backward)
+    torch._C._swap_tensor_impl(tensor, fresh)
+    if hooks is not None:
+        tensor._backward_hooks = hooks  # type: ignore[attr-defined]
+    if post_hooks is not None:
+        tensor._post_accumulate_grad_hooks = post_hooks  # type: ignore[attr-defined]
+
+
+def _refuse_backward(gradients: Any) -> None:
+    raise RuntimeError(
+        "backward reached a parameter that was moved to another device after the forward; move the module before "
+        "the forward or after the backward"
+    )
+
+
+@contextlib.contextmanager
+def excluded_autocast(device_type: str) -> Iterator[None]:
+    """Inside, operations on `device_type` are not looked at by autocast."""
+    key = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+        yield
+
+
+PRIVATE_BACKEND_KEYS = ("PrivateUse1", "AutocastPrivateUse1")
+"""Dispatch keys, as `torch.library` names them, of torch's one free device type and of its autocast."""
+
+
+def single_threaded_backward() -> None:
+    """Let every backward of this process run in the thread that asks for it, unless CUDA is in use.
+
+    A Python backend counts as one device in torch, so the engine has no thread for its further devices.
+    """
+    engine = torch.autograd._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.cuda.is_initialized():
+            return engine(*args, **kwargs)
+        with torch.autograd.set_multithreading_enabled(False):
+            return engine(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = run
+
+
+def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace: Callable[..., None]) -> None:
+    """Let `replace(tensor, value)` carry out `tensor.data = value` wherever `handles(tensor, value)`.
+
+    `Module.to` and its like then keep parameters as they do on CUDA, since they assign to `.data` too.
+    """
+    plain = torch._C.TensorBase.data
+    compatible = torch._has_compatible_shallow_copy_type
+
+    def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if isinstance(value, torch.Tensor) and handles(tensor, value):
+            replace(tensor, value)
+        else:
+            plain.__set__(tensor, value)
+
+    @wraps(compatible)  # torch's compiler looks at the signature
+    def is_compatible(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+        return handles(tensor, value) or bool(compatible(tensor, value))
+
+    torch.Tensor.data = property(plain.__get__, assign)  # type: ignore[misc, assignment]
+    torch._has_compatible_shallow_copy_type = is_compatible
+
+
+def assign_plain_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """torch's own `tensor.data = value`, past `set_data_hook`."""
+    torch._C.TensorBase.data.__set__(tensor, value)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has sizes only, no numbers."""
+    return isinstance(tensor, FakeTensor)

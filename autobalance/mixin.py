@@ -1,0 +1,59 @@
+"""`SelfBalance`: the mixin by which a LightningModule says what may be placed, and becomes known to its Lightning package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    Entry: TypeAlias = nn.Module | str | list[nn.Module | str] | tuple[nn.Module | str, ...]
+
+
+class SelfBalance:
+    """Mixin of a LightningModule whose blocks may be placed on several devices.
+
+    Example:
+        class Net(SelfBalance, LightningModule):
+            def self_balance(self):
+                return [self.embed, *self.layers, self.head]
+
+        Trainer(strategy="self_balance", devices=4).fit(Net(), loader)
+
+    Subclassing it registers the strategy with the package whose LightningModule is used, `pytorch_lightning` or
+    `lightning.pytorch`. Overriding its methods is optional.
+    """
+
+    def self_balance(self) -> Sequence[Entry] | None:
+        """The blocks: modules that are placed as one, each never split.
+
+        Example:
+            def self_balance(self):
+                return ["embed", *self.layers, [self.norm, self.head]]  # the last two are one block
+
+        Returns:
+            Modules, their qualified names, or groups of either: a list inside the list is one block. Any order. `None`, unless
+            overridden: the blocks are found.
+        """
+        return None
+
+    def forward_methods(self) -> Mapping[str, Sequence[str]]:
+        """Methods other than `forward` by which a block is run, for blocks that the trial step does not run that way itself.
+
+        Example:
+            def forward_methods(self):
+                return {"vae": ["encode", "decode"]}
+
+        Returns:
+            Names of methods by the qualified name of the module that has them.
+        """
+        return {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__:
+            if base.__name__ == "LightningModule" and base.__module__.endswith(".core.module"):
+                from autobalance.strategy.registration import register
+
+                register(base.__module__.removesuffix(".core.module"))

@@ -1,0 +1,19 @@
+"""The strategy: the only room that knows Lightning, and only the package that the user has imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autobalance.strategy.strategy import SelfBalanceStrategy as SelfBalanceStrategy
+
+__all__ = ["SelfBalanceStrategy"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SelfBalanceStrategy":
+        # Made anew whenever another Lightning package has been imported: one class that every Trainer in this process accepts.
+        from autobalance.strategy.registration import current_strategy
+
+        return current_strategy()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,150 @@
+"""One batch of every loader that a run will meet, taken from the user's own loaders without disturbing them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from autobalance.compat import data_owners, fresh_iterator, request_loaders
+from autobalance.profiling.trial import Batch
+from autobalance.strategy.options import Options
+from autobalance.strategy.registration import lightning_root
+from autobalance.strategy.undisturbed import undisturbed
+
+_STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+_LIMITS = {"train": "limit_train_batches", "validate": "limit_val_batches"}
+
+
+def sample_batches(trainer: Any, options: Options) -> tuple[Batch, ...]:
+    """One batch of each loader that the Trainer's present run will meet.
+
+    Training afterwards is the same, to the bit, as without: random states of every kind, samplers, persistent workers and
+    attributes of datasets are put back.
+
+    Args:
+        trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
+        options: `worst_batch` replaces the training batch, or says how many to look at for the largest.
+
+    Returns:
+        The batches, those of training first.
+    """
+    stages = ("train", "validate") if trainer.state.fn == "fit" else (str(trainer.state.fn.value),)
+    samples: list[Batch] = []
+    with undisturbed(trainer.lightning_module, trainer.datamodule, *data_owners(trainer)):
+        for stage in stages:
+            samples += _sample_stage(trainer, stage, options)
+    return tuple(samples)
+
+
+def elements_in(batch: Any) -> int:
+    """Elements of all tensors in `batch`, each counted once, in any nesting of containers, dataclasses and objects."""
+    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in _tensors(batch)}.values())
+
+
+def describe(batch: Any) -> str:
+    """The shapes of the first tensors in `batch`, in words.
+
+    Example:
+        >>> describe({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
+        '8x3, 8'
+    """
+    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in islice(_tensors(batch), 4)]
+    return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "") or "no tensors"
+
+
+def _sample_stage(trainer: Any, stage: str, options: Options) -> list[Batch]:
+    package = lightning_root(trainer)
+    assert package is not None
+    is_overridden = import_module(f"{package}.utilities.model_helpers").is_overridden
+    runs = stage == "predict" or is_overridden(_STEPS[stage], trainer.lightning_module)
+    if not runs or getattr(trainer, _LIMITS.get(stage, f"limit_{stage}_batches")) == 0:
+        return []
+    if stage == "train" and options.worst_batch is not None and not isinstance(options.worst_batch, str):
+        return [Batch(f"the given worst batch ({describe(options.worst_batch)})", stage, options.worst_batch)]
+    loaders = request_loaders(package, _loop(trainer, stage))
+    if loaders is None:
+        return []
+    with undisturbed(loaders):
+        return list(_sample_loaders(package, loaders, stage, options))
+
+
+def _loop(trainer: Any, stage: str) -> Any:
+    if stage == "train":
+        return trainer.fit_loop
+    if stage == "validate" and trainer.state.fn == "fit":
+        return trainer.fit_loop.epoch_loop.val_loop
+    return getattr(trainer, f"{stage}_loop")
+
+
+def _sample_loaders(package: str, loaders: Any, stage: str, options: Options) -> Iterator[Batch]:
+    combined_loader = import_module(f"{package}.utilities.combined_loader").CombinedLoader
+    if isinstance(loaders, combined_loader):
+        combined = copy.copy(loaders)
+    else:
+        combined = combined_loader(loaders, "max_size_cycle" if stage == "train" else "sequential")
+    sources = combined.flattened
+    for source in sources:
+        if _reads_once(source):
+            warnings.warn(
+                f"The {stage} loader is a {type(source).__name__} that can be read only once, so the batch that was taken to "
+                f"plan with is missing from this run. Give a loader that starts anew, or `worst_batch=` a batch.",
+                stacklevel=2,
+            )
+    if stage == "train":
+        combined.flattened = [_Fresh(source) for source in sources]
+        yield from _largest(batch for batch, _, _ in islice(combined, options.batches_to_scan))
+        return
+    for index, source in enumerate(sources):
+        for data in islice(fresh_iterator(source), 1):
+            of = f" of loader {index}" if len(sources) > 1 else ""
+            yield Batch(f"first {_ADJECTIVES[stage]} batch{of} ({describe(data)})", stage, data, index)
+
+
+def _largest(batches: Iterator[Any]) -> Iterator[Batch]:
+    """The batch with the most elements, if there is any; the others are not kept."""
+    largest, most, number, count = None, -1, 0, 0
+    for count, batch in enumerate(batches, 1):
+        if (elements := elements_in(batch)) > most:
+            largest, most, number = batch, elements, count
+    if count:
+        which = "first" if count == 1 else f"largest of the first {count} (number {number})"
+        yield Batch(f"{which} training batch ({describe(largest)})", "train", largest)
+
+
+_ADJECTIVES = {"validate": "validation", "test": "test", "predict": "prediction"}
+
+
+class _Fresh:
+    """Stands for a loader and starts a new iteration each time, whatever iteration the loader itself keeps."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(fresh_iterator(self._loader))
+
+
+def _reads_once(loader: Any) -> bool:
+    """Whether `loader` is an iterator, which does not give again what it has given once."""
+    dataset = getattr(loader, "dataset", None)
+    return hasattr(loader, "__next__") or hasattr(dataset, "__next__")
+
+
+def _tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and not isinstance(value, (str, bytes, type)):
+        if isinstance(value, Mapping):
+            items = list(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            items = list(value)
+        else:
+            items = list(getattr(value, "__dict__", {}).values())
+        for item in items:
+            yield from _tensors(item, depth - 1)

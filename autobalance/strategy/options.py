@@ -1,0 +1,61 @@
+"""The strategy's options, checked as soon as they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to plan and run; see `SelfBalanceStrategy` for the meaning of each.
+
+    Raises:
+        ValueError: for a value that does not exist, saying which do.
+    """
+
+    policy: str = "auto"
+    max_memory: dict[int | str, int | str] | None = None
+    reserve: int | str | float = "auto"
+    pin: dict[str, int] | None = None
+    micro_batches: int | str = "auto"
+    schedule: str = "auto"
+    batch_norm: str = "fallback"
+    recompute: bool | str = "auto"
+    offload: bool = False
+    worst_batch: Any = None
+    retry_on_oom: bool = True
+    rebalance: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("policy", self.policy, _POLICIES)
+        _one_of("micro_batches", self.micro_batches, ("auto", 1))
+        _one_of("schedule", self.schedule, ("auto", "naive"))
+        _one_of("batch_norm", self.batch_norm, ("fallback",))
+        _one_of("recompute", self.recompute, ("auto", False))
+        _one_of("offload", self.offload, (False,))
+        _one_of("retry_on_oom", self.retry_on_oom, (True, False))
+        _one_of("rebalance", self.rebalance, (False,))
+        _ = self.batches_to_scan
+
+    @property
+    def batches_to_scan(self) -> int:
+        """How many training batches to look at for the largest: 1, unless `worst_batch="scan:N"`."""
+        if not isinstance(self.worst_batch, str):
+            return 1
+        word, _, count = self.worst_batch.partition(":")
+        if word != "scan" or not count.isdigit() or int(count) < 1:
+            raise ValueError(
+                f"`worst_batch={self.worst_batch!r}` is no way to find a batch. Give the batch itself, or 'scan:200' for the "
+                f"largest of the first 200 training batches."
+            )
+        return int(count)
+
+
+_POLICIES = ("auto", "balanced", "balanced_low_0", "minimize_first_gpu_memory", "sequential")
+
+
+def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+    # By type too: 1 == True, but `micro_batches=True` is a mistake.
+    if not any(type(value) is type(choice) and value == choice for choice in known):
+        raise ValueError(f"`{name}={value!r}` does not exist. Choose from: {', '.join(map(repr, known))}.")

@@ -1,0 +1,316 @@
+"""`strategy="self_balance"`: one process, several devices, the user's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from autobalance.compat import set_lightning_device
+from autobalance.strategy.checkpoints import host_state, send_state_home, to_host
+from autobalance.strategy.gradients import drop_stale_gradients
+from autobalance.strategy.options import Options
+from autobalance.strategy.planning import Placed, place, plan_run, read_plan
+from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
+from autobalance.strategy.summary import log_plan
+
+if TYPE_CHECKING:
+    from pytorch_lightning.strategies import ParallelStrategy as Base
+
+    from autobalance.partitioning.plan import Plan
+else:
+    Base = object
+
+
+class SelfBalanceStrategy(Base):
+    """Spread the blocks of a LightningModule over the Trainer's devices, so that a model trains that fits on none of them.
+
+    Example:
+        Trainer(strategy="self_balance", devices=4)
+        Trainer(strategy=SelfBalanceStrategy(max_memory={0: "10GiB"}, pin={"head": 0}), devices=4)
+
+    Everything runs in one process. The batch, the loss and `self.device` are on the device of the last block, so that
+    targets, metrics and `self.log` need no change. `trainer.strategy.plan` tells what is where.
+
+    Args:
+        policy: "auto" and "balanced" level the devices' relative use of memory; "balanced_low_0" keeps device 0 as free as it
+            can, for batch and outputs; "sequential" fills one device after the other.
+        max_memory: most bytes ("10GiB") on a device, by its position in the Trainer's `devices`.
+        reserve: bytes to leave free on each device; "auto" is an allowance for real devices, nothing for simulated ones.
+        pin: device position by block name.
+        plan: a plan, or the path of a saved one, to use instead of making one.
+        micro_batches: how many parts to split a batch into; "auto" is 1.
+        schedule: the order in which they run; "auto" is "naive".
+        batch_norm: what to do about batch norm if a batch is split; "fallback" does not split it.
+        recompute: whether to recompute blocks' activations in backward; "auto" does not.
+        offload: whether to keep activations on the host.
+        worst_batch: the batch to plan for, or "scan:200" for the largest of the first 200; default: the first.
+        retry_on_oom: whether a trial that runs out of memory is repeated with a smaller part of the model.
+        rebalance: whether to plan again while training.
+        accelerator: given by the Trainer, as are those that follow.
+        parallel_devices: the devices.
+        cluster_environment: must be that of one process.
+        checkpoint_io: how to write files.
+        precision_plugin: the precision.
+
+    Raises:
+        ValueError: for an option that does not exist, for several nodes or processes, and if no plan fits the devices.
+    """
+
+    strategy_name = STRATEGY_NAME
+    lightning_package: str
+
+    def __init__(
+        self,
+        policy: str = "auto",
+        max_memory: dict[int | str, int | str] | None = None,
+        reserve: int | str | float = "auto",
+        pin: dict[str, int] | None = None,
+        plan: Any = None,
+        micro_batches: int | str = "auto",
+        schedule: str = "auto",
+        batch_norm: str = "fallback",
+        recompute: bool | str = "auto",
+        offload: bool = False,
+        worst_batch: Any = None,
+        retry_on_oom: bool = True,
+        rebalance: bool = False,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+    ) -> None:
+        self.options = Options(
+            policy=policy,
+            max_memory=max_memory,
+            reserve=reserve,
+            pin=pin,
+            micro_batches=micro_batches,
+            schedule=schedule,
+            batch_norm=batch_norm,
+            recompute=recompute,
+            offload=offload,
+            worst_batch=worst_batch,
+            retry_on_oom=retry_on_oom,
+            rebalance=rebalance,
+        )
+        self._given_plan = read_plan(plan)
+        self._placed: Placed | None = None
+        self._trainer: Any = None
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+
+    # One process, whatever the environment says.
+
+    @property
+    def world_size(self) -> int:
+        """One process."""
+        return 1
+
+    @property
+    def global_rank(self) -> int:
+        """The only process."""
+        return 0
+
+    @property
+    def local_rank(self) -> int:
+        """The only process."""
+        return 0
+
+    @property
+    def node_rank(self) -> int:
+        """The only node."""
+        return 0
+
+    @property
+    def is_global_zero(self) -> bool:
+        """The only process."""
+        return True
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Every batch is for this process."""
+        return {"num_replicas": 1, "rank": 0}
+
+    @property
+    def num_nodes(self) -> int:
+        """One machine."""
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, count: int) -> None:
+        if count != 1:
+            raise ValueError(
+                f"Trainer(num_nodes={count}): strategy 'self_balance' spreads a model over the devices of one machine, in one "
+                f"process. Use num_nodes=1."
+            )
+
+    @property
+    def cluster_environment(self) -> Any:
+        """The environment, of one process."""
+        return self._cluster_environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, environment: Any) -> None:
+        processes = 1 if environment is None else environment.world_size()
+        if processes > 1:
+            raise ValueError(
+                f"{type(environment).__name__} has started {processes} processes, but strategy 'self_balance' runs all devices "
+                f"from one: each process would train the whole model and write the same checkpoints. Start the script "
+                f"once: plain `python` instead of torchrun, `--ntasks=1` under SLURM."
+            )
+        self._cluster_environment = environment
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """There is nothing to reduce over."""
+        return tensor
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """There is nobody else to ask."""
+        return decision
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """There is nothing to gather."""
+        return tensor
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """There is nobody to tell."""
+        return obj
+
+    def barrier(self, name: str | None = None) -> None:
+        """There is nobody to wait for."""
+
+    # Planning and placing.
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the present or last run; None before the first."""
+        return self._placed.plan if self._placed is not None else self._given_plan
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where batch, loss and metrics are: on the last block's device; until there is a plan, on the last device."""
+        assert self.parallel_devices, "the Trainer sets the devices"
+        plan = self.plan
+        if plan is None or plan.root >= len(self.parallel_devices):
+            return self.parallel_devices[-1]
+        return self.parallel_devices[plan.root]
+
+    def connect(self, model: Any) -> None:
+        """Take a model; the plan of another one is forgotten."""
+        self.lightning_package = lightning_root(model) or self.lightning_package
+        if self._placed is not None and self._placed.module() is not model:
+            self._placed = None
+        super().connect(model)
+
+    def setup(self, trainer: Any) -> None:
+        """Plan, place the blocks, then build optimizers on the placed parameters."""
+        assert self.accelerator is not None
+        self._trainer = trainer
+        self.accelerator.setup(trainer)
+        self.model = self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        fitting = trainer.state.fn == "fit"
+        if fitting:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+        if fitting:
+            send_state_home(self.optimizers)
+
+    def model_to_device(self) -> None:
+        """Plan unless this model's plan covers the run, and move block by block: the whole is never on one device."""
+        assert self.accelerator is not None
+        module, devices = self.lightning_module, self.parallel_devices
+        assert module is not None
+        assert devices
+        before = self._placed
+        planned = plan_run(self._trainer, self.options, devices, given=self._given_plan, before=before)
+        self._placed = planned
+        self.accelerator.setup_device(self.root_device)
+        set_lightning_device(module, self.root_device)
+        place(planned, module, devices)
+        if before is None or before.plan is not planned.plan:
+            log_plan(planned.plan, self._trainer)
+
+    def teardown(self) -> None:
+        """Take the hooks off, then bring everything back to the host."""
+        if self._placed is not None:
+            self._placed.remove()
+        self._trainer = None
+        super().teardown()
+
+    @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Models are built on the host, or without memory where `empty_init` asks for that: no one device could hold them."""
+        with torch.device("meta" if empty_init else "cpu"), self.precision_plugin.tensor_init_context():
+            yield
+
+    # Steps.
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's step, its operations outside the blocks on the devices of their operands."""
+        drop_stale_gradients(self._trainer, self.optimizers)
+        with self._glue():
+            return super().training_step(*args, **kwargs)
+
+    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Backward, in which activation checkpointing may run the user's code again."""
+        with self._glue():
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's step, its operations outside the blocks on the devices of their operands."""
+        with self._glue():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's step, its operations outside the blocks on the devices of their operands."""
+        with self._glue():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's step, its operations outside the blocks on the devices of their operands."""
+        with self._glue():
+            return super().predict_step(*args, **kwargs)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Send home what callbacks have made anew on the root device, such as batch norm's statistics."""
+        super().on_train_batch_start(batch, batch_idx)
+        assert self._placed is not None
+        if batch_idx == 0:
+            self._placed.send_buffers_home()
+        self._placed.check_batch(batch)
+
+    def _glue(self) -> Any:
+        assert self._placed is not None
+        return self._placed.glue()
+
+    # Checkpoints.
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The plain model's state, on the host."""
+        assert self.lightning_module is not None
+        return host_state(self.lightning_module, super().lightning_module_state_dict())
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's state, on the host."""
+        state: dict[str, Any] = to_host(super().optimizer_state(optimizer))
+        return state
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint that any strategy and any number of devices can load: callbacks' tensors go to the host, too."""
+        super().save_checkpoint(to_host(checkpoint), filepath, storage_options=storage_options)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load each optimizer's state; torch puts it where its parameters are."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
