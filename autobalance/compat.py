@@ -307,11 +307,30 @@ def _refuse_backward(gradients: Any) -> None:
 
 
 @contextlib.contextmanager
-def excluded_autocast(device_type: str) -> Iterator[None]:
-    """Inside, operations on `device_type` are not looked at by autocast."""
-    key = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+def excluded_autocast() -> Iterator[None]:
+    """Inside, autocast of torch's one free device type leaves operations alone."""
+    with torch._C._ExcludeDispatchKeyGuard(_PRIVATE_AUTOCAST):
         yield
+
+
+_PRIVATE_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
+def on_autocast_exit(clear: Callable[[], None]) -> None:
+    """Call `clear` whenever torch drops its cache of cast weights, which is when the outermost autocast exits."""
+    clear_torchs = torch.clear_autocast_cache
+
+    @wraps(clear_torchs)
+    def clear_both() -> None:
+        clear()
+        clear_torchs()
+
+    torch.clear_autocast_cache = clear_both
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd tracks a tensor as a view of another."""
+    return bool(tensor._is_view())
 
 
 PRIVATE_BACKEND_KEYS = ("PrivateUse1", "AutocastPrivateUse1")

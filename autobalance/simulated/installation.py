@@ -1,0 +1,18 @@
+"""Everything that makes torch know simulated devices, done once and at the first use, never on import."""
+
+from __future__ import annotations
+
+from autobalance import compat
+from autobalance.simulated import autocast, backend, kernels, recurrent, tensor
+
+
+def install() -> None:
+    """Register the device type with all that belongs to it; a second call does nothing."""
+    if backend.is_registered():
+        return
+    backend.register()
+    kernels.register()
+    recurrent.register()
+    autocast.register()
+    compat.single_threaded_backward()
+    compat.set_data_hook(tensor.involves_simulated, tensor.assign_data)

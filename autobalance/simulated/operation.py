@@ -1,0 +1,101 @@
+"""What has to be known of an operator before it can be carried out, read once from its schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+
+MOVES = {
+    _aten._to_copy.default,
+    _aten.copy_.default,
+    _aten._copy_from.default,
+    _aten._copy_from_and_resize.default,
+}
+"""Operators whose operands may be on different devices."""
+
+INDEXED = {
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+    _aten._unsafe_index.Tensor,
+    _aten._unsafe_index_put.default,
+}
+"""Operators whose indices, a list, may be on the host."""
+
+OVERWRITES = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default}
+"""Operators whose result does not depend on what their first operand held."""
+
+
+class Operation:
+    """One operator.
+
+    Attributes:
+        name: with its namespace, as in error messages.
+        writes: positions and names of the arguments it changes.
+        returns: for each result, the argument it is (in-place and `out=`), or None for a new tensor.
+        reshapes: whether an argument's sizes, strides or storage may change.
+        moves: whether operands may be on different devices.
+        indexed: whether operands inside a list may be on the host.
+        by_element: whether it works on lists, element by element (`_foreach_*`, fused optimizers).
+        random: whether its result depends on the random generator.
+        shaped_by_data: whether the result's shape depends on numbers.
+        overwrites: whether the first argument is written without being read.
+    """
+
+    __slots__ = (
+        "by_element",
+        "indexed",
+        "moves",
+        "name",
+        "overwrites",
+        "random",
+        "reshapes",
+        "returns",
+        "shaped_by_data",
+        "writes",
+    )
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name: str = schema.name
+        written = [
+            (position, argument)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.writes = [(position, argument.name) for position, argument in written]
+        self.returns = [self._returned(result, written) for result in schema.returns]
+        short = self.name.split("::")[1]
+        self.reshapes = torch.Tag.inplace_view in func.tags or short in ("resize_", "resize_as_", "set_") or any(
+            argument.is_out for _, argument in written
+        )
+        self.moves = func in MOVES
+        self.indexed = func in INDEXED
+        self.by_element = short.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.shaped_by_data = torch.Tag.dynamic_output_shape in func.tags
+        self.overwrites = func in OVERWRITES
+
+    @staticmethod
+    def _returned(result: Any, written: list[tuple[int, Any]]) -> tuple[int, str] | None:
+        if result.alias_info is None or not result.alias_info.is_write:
+            return None
+        for position, argument in written:
+            if argument.alias_info.before_set & result.alias_info.before_set:
+                return position, argument.name
+        return None
+
+
+_operations: dict[Any, Operation] = {}
+
+
+def describe(func: Any) -> Operation:
+    """The (cached) description of an operator overload."""
+    found = _operations.get(func)
+    if found is None:
+        found = _operations[func] = Operation(func)
+    return found

@@ -1,0 +1,111 @@
+"""Fused cells of LSTM and GRU: torch picks them for an accelerator, and the CPU has no kernels for them.
+
+Formulas and layout of the workspaces are those of torch's CUDA kernels (aten/src/ATen/native/cuda/RNN.cu).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from autobalance.simulated.dispatch import emulate
+
+_aten = torch.ops.aten
+
+
+def register() -> None:
+    """Let the cells be carried out by the functions below."""
+    emulate(_aten._thnn_fused_lstm_cell.default, lstm_cell)
+    emulate(_aten._thnn_fused_lstm_cell_backward_impl.default, lstm_cell_backward)
+    emulate(_aten._thnn_fused_gru_cell.default, gru_cell)
+    emulate(_aten._thnn_fused_gru_cell_backward.default, gru_cell_backward)
+
+
+def lstm_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cell: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of an LSTM: new hidden state, new cell state, and the gates kept for the backward."""
+    gates = _wide(input_gates) + _wide(hidden_gates)
+    if input_bias is not None and hidden_bias is not None:
+        gates = gates + _wide(input_bias) + _wide(hidden_bias)
+    entry, forget, update, output = gates.chunk(4, 1)
+    entry, forget, update, output = entry.sigmoid(), forget.sigmoid(), update.tanh(), output.sigmoid()
+    new_cell = forget * _wide(cell) + entry * update
+    hidden = output * new_cell.tanh()
+    workspace = torch.cat([entry, forget, update, output], 1)
+    return hidden.to(cell.dtype), new_cell.to(cell.dtype), workspace.to(input_gates.dtype)
+
+
+def lstm_cell_backward(
+    grad_hidden: Tensor | None,
+    grad_new_cell: Tensor | None,
+    cell: Tensor,
+    new_cell: Tensor,
+    workspace: Tensor,
+    has_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the gates, of the old cell state, and of the bias."""
+    if grad_hidden is None and grad_new_cell is None:
+        return None, None, None
+    entry, forget, update, output = _wide(workspace).chunk(4, 1)
+    squashed = _wide(new_cell).tanh()
+    grad_cell = torch.zeros_like(squashed) if grad_new_cell is None else _wide(grad_new_cell)
+    grad_output = torch.zeros_like(output)
+    if grad_hidden is not None:
+        grad_cell = grad_cell + _wide(grad_hidden) * output * (1 - squashed * squashed)
+        grad_output = _wide(grad_hidden) * squashed
+    grad_gates = torch.cat(
+        [
+            grad_cell * update * entry * (1 - entry),
+            grad_cell * _wide(cell) * forget * (1 - forget),
+            grad_cell * entry * (1 - update * update),
+            grad_output * output * (1 - output),
+        ],
+        1,
+    ).to(workspace.dtype)
+    return grad_gates, (grad_cell * forget).to(cell.dtype), grad_gates.sum(0) if has_bias else None
+
+
+def gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hidden: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One step of a GRU: new hidden state, and what is kept for the backward."""
+    from_input, from_hidden = _wide(input_gates), _wide(hidden_gates)
+    if input_bias is not None and hidden_bias is not None:
+        from_input, from_hidden = from_input + _wide(input_bias), from_hidden + _wide(hidden_bias)
+    reset_in, keep_in, new_in = from_input.chunk(3, 1)
+    reset_hidden, keep_hidden, new_hidden = from_hidden.chunk(3, 1)
+    reset = (reset_in + reset_hidden).sigmoid()
+    keep = (keep_in + keep_hidden).sigmoid()
+    new = (new_in + reset * new_hidden).tanh()
+    result = new + keep * (_wide(hidden) - new)
+    workspace = torch.cat([reset, keep, new, _wide(hidden), new_hidden], 1)
+    return result.to(hidden.dtype), workspace.to(input_gates.dtype)
+
+
+def gru_cell_backward(
+    grad_hidden: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the input's gates, the hidden state's gates, the old hidden state, and both biases."""
+    reset, keep, new, hidden, new_hidden = _wide(workspace).chunk(5, 1)
+    grad = _wide(grad_hidden)
+    grad_keep = grad * (hidden - new) * (1 - keep) * keep
+    grad_new = grad * (1 - keep) * (1 - new * new)
+    grad_reset = grad_new * new_hidden * (1 - reset) * reset
+    input_gates = torch.cat([grad_reset, grad_keep, grad_new], 1).to(workspace.dtype)
+    hidden_gates = torch.cat([grad_reset, grad_keep, grad_new * reset], 1).to(workspace.dtype)
+    biases = (input_gates.sum(0), hidden_gates.sum(0)) if has_bias else (None, None)
+    return input_gates, hidden_gates, (grad * keep).to(grad_hidden.dtype), *biases
+
+
+def _wide(value: Tensor) -> Tensor:
+    """CUDA's kernels compute half precision in float32."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

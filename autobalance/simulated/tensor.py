@@ -1,0 +1,216 @@
+"""The tensor that says it lives on a simulated device, while its elements are an ordinary tensor on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from autobalance import compat
+from autobalance.simulated import backend, ledger
+
+HOST = -2
+"""Account of a host tensor; no ledger is told of its storage."""
+
+OWN_ATTRIBUTES = ("elements", "index", "account", "known_value", "_is_param")
+
+
+class SimulatedTensor(torch.Tensor):
+    """A tensor on `simulated:<index>` whose numbers are held by a CPU tensor.
+
+    Example:
+        >>> SimulatedTensor(torch.ones(2), 1).device
+        device(type='simulated', index=1)
+
+    Args:
+        elements: CPU or fake tensor that holds the data; shared, not copied.
+        index: of the device; None makes a host tensor, which is what copies to the CPU are while elements are fake.
+        account: the ledger's account to which a storage born here is charged; None: the device's own.
+        requires_grad: as for any tensor.
+
+    Attributes:
+        elements: the tensor that holds the data.
+        index: of the device, or None on the host.
+        account: to which its storage is charged.
+    """
+
+    elements: torch.Tensor
+    index: int | None
+    account: int
+    known_value: Any
+
+    @staticmethod
+    def __new__(
+        cls, elements: torch.Tensor, index: int | None, account: int | None = None, requires_grad: bool = False
+    ) -> SimulatedTensor:
+        tensor: SimulatedTensor = compat.make_wrapper(cls, elements, backend.device(index), requires_grad)
+        tensor.elements = elements
+        tensor.index = index
+        tensor.known_value = None
+        if index is None:
+            tensor.account = HOST
+        else:
+            tensor.account = index if account is None else account
+            ledger.note(elements.untyped_storage(), tensor.account)
+        return tensor
+
+    @property
+    def known(self) -> torch.Tensor | None:
+        """Its real value while elements are fake, where one is known: a CPU tensor or None."""
+        value = self.known_value
+        return None if value is None else value.tensor
+
+    __torch_function__ = compat.without_torch_function()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        text = repr(self.elements.detach()).rstrip()
+        extra = f", device='{self.device}'"
+        if self.grad_fn is not None:
+            extra += f", grad_fn=<{type(self.grad_fn).__name__}>"
+        elif self.requires_grad:
+            extra += ", requires_grad=True"
+        text = f"{text[:-1]}{extra})"
+        return f"Parameter containing:\n{text}" if isinstance(self, nn.Parameter) else text
+
+    def __format__(self, format_spec: str) -> str:
+        if self.dim() == 0:
+            return format(self.item(), format_spec)
+        return object.__format__(self, format_spec)
+
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist() if self.known is None else self.known.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            self._refuse_numpy()
+        return self.detach().cpu().numpy()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_numpy()
+
+    def _refuse_numpy(self) -> NoReturn:
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.elements.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.elements.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+        with torch.no_grad():
+            if compat.is_fake(self.elements):
+                result = self.detach().clone()
+            else:
+                # torch's own deepcopy keeps storages shared among the copies that were shared among the originals.
+                elements = copy.deepcopy(self.elements.detach(), memo)
+                result = SimulatedTensor(elements, self.index, self.account)
+        result = self._with_state_of_self(result, copy.deepcopy(self._user_attributes(), memo))
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = result
+        return result
+
+    def __copy__(self) -> Any:
+        return self._with_state_of_self(self.detach(), self._user_attributes())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if compat.is_fake(self.elements):
+            raise RuntimeError("a simulated tensor whose elements are fake has no numbers that could be written")
+        plain = self._with_state_of_self(self.elements.detach(), self._user_attributes())
+        return plain.__reduce_ex__(protocol)
+
+    def _user_attributes(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in OWN_ATTRIBUTES}
+
+    def _with_state_of_self(self, tensor: torch.Tensor, attributes: dict[str, Any]) -> Any:
+        """`tensor` as a parameter if self is one, with self's requires_grad."""
+        if isinstance(self, nn.Parameter):
+            tensor = nn.Parameter(tensor, self.requires_grad)
+        else:
+            tensor.requires_grad_(self.requires_grad)
+        tensor.__dict__.update(attributes)
+        return tensor
+
+
+def _not_ready(func: Any, args: Any, kwargs: Any) -> NoReturn:
+    raise AssertionError("autobalance.simulated.dispatch is not imported")
+
+
+run: Callable[[Any, Any, Any], Any] = _not_ready
+"""Carries out one operation; set by `dispatch`, which stands on this module."""
+
+
+def is_simulated(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's data is held by a simulated tensor."""
+    return isinstance(tensor, SimulatedTensor)
+
+
+def involves_simulated(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether `tensor.data = value` concerns a simulated tensor on either side."""
+    return isinstance(tensor, SimulatedTensor) or isinstance(value, SimulatedTensor)
+
+
+def follow_elements(tensor: SimulatedTensor) -> None:
+    """Let a tensor report the sizes and strides that its elements have now, and count its storage again."""
+    elements = tensor.elements
+    if tensor.index is not None:
+        ledger.note(elements.untyped_storage(), tensor.account)
+    if (
+        tensor.shape != elements.shape
+        or tensor.stride() != elements.stride()
+        or tensor.storage_offset() != elements.storage_offset()
+    ):
+        device = backend.device(tensor.index)
+        compat.reshape_wrapper(tensor, elements, compat.make_wrapper(SimulatedTensor, elements, device, False))
+
+
+def assign_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Carry out `tensor.data = value` as on CUDA: the object, its gradient and its hooks stay, whatever the devices.
+
+    Raises:
+        RuntimeError: `tensor` is the result of an operation and would change its device.
+    """
+    fresh = value.detach()
+    if isinstance(tensor, SimulatedTensor) and isinstance(fresh, SimulatedTensor):
+        compat.assign_plain_data(tensor, fresh)
+        for name in ("elements", "index", "account", "known_value"):
+            setattr(tensor, name, getattr(fresh, name))
+        return
+    if tensor.grad_fn is not None:
+        raise RuntimeError(f"cannot move a tensor with a gradient function from {tensor.device} to {value.device}")
+    gradient, tensor.grad = tensor.grad, None
+    fresh.requires_grad_(tensor.requires_grad)
+    compat.replace_tensor(tensor, fresh)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    old_class, old_state, new_state = type(tensor), tensor.__dict__.copy(), fresh.__dict__.copy()
+    user_attributes = {name: item for name, item in old_state.items() if name not in OWN_ATTRIBUTES}
+    tensor.__class__ = nn.Parameter if is_parameter and type(fresh) is torch.Tensor else type(fresh)
+    _set_state(tensor, {**user_attributes, **new_state})
+    if is_parameter:
+        tensor._is_param = True
+    fresh.__class__ = old_class  # a graph that was built before may still show it to hooks
+    _set_state(fresh, old_state)
+    if gradient is not None:
+        with torch.no_grad():
+            assign_data(gradient, gradient.to(value.device))
+        tensor.grad = gradient
+
+
+def _set_state(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.clear()
+    tensor.__dict__.update(attributes)

@@ -1,0 +1,26 @@
+"""Every test of this room runs on four simulated devices without a memory limit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from autobalance.simulated import simulate
+
+
+@pytest.fixture(autouse=True)
+def simulated_devices() -> Iterator[None]:
+    """Four devices; garbage of earlier tests is collected first, so that bytes counted are the test's own."""
+    gc.collect()
+    with simulate(4):
+        yield
+
+
+@pytest.fixture
+def allocated() -> Iterator[object]:
+    """A function that says how many bytes of a device the test itself holds."""
+    before = [torch.simulated.memory_allocated(index) for index in range(4)]
+    yield lambda index=0: torch.simulated.memory_allocated(index) - before[index]
