@@ -68,7 +68,7 @@ class _Search:
         self._registrations = Counter(id(module) for _, module in root.named_modules(remove_duplicate=False))
 
     def enter(self, module: nn.Module, family: Sequence[nn.Module] = (), parent: nn.Module | None = None) -> bool:
-        """Visit `module`, once, one of `family` below `parent`; return whether it became a block as a whole."""
+        """Visit `module`, once, one of `family` below `parent`; return whether the last block found is its end."""
         if id(module) in self._seen or not _holds_tensors(module) or _is_loss_or_metric(module):
             return False
         self._seen.add(id(module))
@@ -77,8 +77,7 @@ class _Search:
             self._seen.update(id(part) for group in own for member in group for part in member.modules())
             return False
         if self._opens(module, family, parent):
-            self._open(module)
-            return False
+            return self._open(module)
         if isinstance(module, _UNCALLABLE) or any(id(part) in self._read for part in module.modules()):
             return False
         self._seen.update(id(part) for part in module.modules())
@@ -90,13 +89,14 @@ class _Search:
             return False
         if not _is_callable(module):
             return True
-        if self._is_worth_opening(module, family, parent):
-            read = modules_read_by(module)
-            if module is not self._root and any(_is_inside_a_container(part, module) for part in read):
-                return False  # its code works with the very parts that opening it would spread
-            self._read.update(map(id, read))
-            return True
-        return False
+        if not self._is_worth_opening(module, family, parent):
+            return False
+        # torch's own encoder looks at its layers' weights, but only to choose a path
+        read = [] if _is_of_torch(module) else modules_read_by(module)
+        if module is not self._root and any(_is_inside_a_container(part, module) for part in read):
+            return False  # its code works with the very parts that opening it would spread
+        self._read.update(map(id, read))
+        return True
 
     def _is_worth_opening(self, module: nn.Module, family: Sequence[nn.Module], parent: nn.Module | None) -> bool:
         if _is_of_torch(module) and not isinstance(module, _CONTAINERS):
@@ -115,7 +115,7 @@ class _Search:
             for container in _containers_in(module)
         )
 
-    def _open(self, module: nn.Module) -> None:
+    def _open(self, module: nn.Module) -> bool:
         children = list(module.children())
         family = [child for child in children if _holds_tensors(child) and not _is_loss_or_metric(child)]
         joins_neighbours = isinstance(module, nn.Sequential) and not _overrides_forward(module)
@@ -128,10 +128,12 @@ class _Search:
                 else:
                     waiting.append(child)
                 continue
+            found = len(self.groups)
             follows_block = self.enter(child, family, module)
-            if follows_block:
+            if follows_block and len(self.groups) == found + 1:
                 self.groups[-1] = (*waiting, *self.groups[-1])
             waiting = []
+        return joins_neighbours and follows_block
 
 
 def _holds_tensors(module: nn.Module) -> bool:

@@ -131,8 +131,8 @@ def test_none_leaves_the_search_to_autobalance() -> None:
         (
             lambda net: [net.embed, net.scale],
             TypeError,
-            "`Net.self_balance()` returned a Parameter of shape (1,), which is neither a module nor a name. Leave it out: "
-            "a tensor outside every block goes to the device of whoever uses it.",
+            "`Net.self_balance()` returned a Parameter of shape (1,), which is neither a module nor a name. "
+            "Leave it out: a tensor outside every block goes to the device of whoever uses it.",
         ),
         (
             lambda net: [net.embed, 3],
