@@ -1,0 +1,69 @@
+"""What every device may hold: its capacity, less what the user or the hardware keeps back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autobalance.devices.device import Device
+from autobalance.units import format_size, parse_size
+
+# What real devices need beside tensors: cuBLAS keeps 8 to 32 MiB per handle and stream, convolutions take workspaces,
+# and kernels that are loaded later enlarge the context.
+ALLOWANCE = 256 * 2**20
+# The allocator cannot hand out everything that it reserves: 2.7 % and more above the tensors in replays of real traces.
+FRAGMENTS = 0.03
+
+
+def budgets_of(
+    devices: Sequence[Device],
+    max_memory: Mapping[int | str, int | str] | None = None,
+    reserve: str | float = "auto",
+) -> tuple[int, ...]:
+    """Bytes that each device may hold.
+
+    Example:
+        >>> budgets_of(parse_devices("2x40GiB"), max_memory={0: "10GiB"})
+
+    Args:
+        devices: the devices.
+        max_memory: in accelerate's form, position in `devices` -> size: the device holds no more than that.
+        reserve: kept back from each device: bytes, a size in words, a fraction below 1; `"auto"`: on real devices an
+            allowance for context and workspaces plus 3 %, nothing elsewhere.
+
+    Returns:
+        One budget for each device.
+
+    Raises:
+        ValueError: a key that is no position, a size that is none, or a reserve that leaves nothing.
+    """
+    limits = dict(max_memory or {})
+    for key in limits:
+        if key in ("cpu", "disk"):
+            raise ValueError(
+                f"max_memory has the key {key!r}: nothing is offloaded; leave it out, and a model that does not fit "
+                "is an error instead of a slow run"
+            )
+        if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < len(devices):
+            raise ValueError(
+                f"max_memory has the key {key!r}; keys are positions in the list of devices, here 0 to "
+                f"{len(devices) - 1}"
+            )
+    budgets = []
+    for position, device in enumerate(devices):
+        capacity = min(device.capacity, parse_size(limits.get(position, device.capacity)))
+        kept = _reserve(device, capacity, reserve)
+        if reserve != "auto" and kept >= capacity > 0:
+            raise ValueError(
+                f"reserve={reserve!r} keeps {format_size(kept)} of device {position} ({device.name}), which has "
+                f"{format_size(capacity)}: nothing is left for the model"
+            )
+        budgets.append(max(0, capacity - kept))
+    return tuple(budgets)
+
+
+def _reserve(device: Device, capacity: int, reserve: str | float) -> int:
+    if reserve == "auto":
+        return min(capacity, ALLOWANCE + int(FRAGMENTS * capacity)) if device.real else 0
+    if isinstance(reserve, float) and 0 < reserve < 1:
+        return int(reserve * capacity)
+    return parse_size(reserve)

@@ -1,0 +1,125 @@
+"""Why nothing fits, in figures, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from autobalance.devices.device import Device
+from autobalance.errors import InfeasiblePlanError
+from autobalance.partitioning.policies import balanced
+from autobalance.partitioning.problem import Problem
+from autobalance.partitioning.replay import replay
+from autobalance.profiling.profile import Profile
+from autobalance.units import format_size
+
+# The count of devices that would do is searched over subsets of items; a model with more has other worries.
+_MOST_ITEMS = 3
+
+
+def infeasible(profile: Profile, problem: Problem, devices: Sequence[Device]) -> InfeasiblePlanError:
+    """The error that says what is missing where, for a problem without a solution.
+
+    Example:
+        >>> raise infeasible(profile, problem, devices)
+    """
+    best = problem.solve(balanced, hard=False)
+    assert best is not None, "without budgets every chain can be cut"
+    peaks = replay(profile.timeline, best.assignment, best.root, len(devices))
+    need = tuple(peak + (extra if peak else 0) for peak, extra in zip(peaks, problem.excess, strict=True))
+    name, size = _largest(profile, problem)
+    lines = ["no plan fits the devices. The best plan that ignores their budgets is short of memory:"]
+    for index, (device, wanted, given) in enumerate(zip(devices, need, problem.budgets, strict=True)):
+        missing = f"{format_size(wanted - given)} missing" if wanted > given else "enough"
+        lines.append(f"  {label(index, device)}: needs {format_size(wanted)}, may use {format_size(given)}, {missing}")
+    lines.append(f"The largest block is {name!r}: {format_size(size)} by itself.")
+    lines.append("What would help:")
+    lines += [f"  - {advice}" for advice in _advice(profile, problem, need, name, size)]
+    return InfeasiblePlanError("\n".join(lines), need=need, budget=problem.budgets, largest_block=name)
+
+
+def label(index: int, device: Device) -> str:
+    """How a device is called in words: its position, and its name where that says more.
+
+    Example:
+        >>> label(1, Device("A100-80GB", 1))
+        'device 1 (A100-80GB)'
+    """
+    position = f"device {index}"
+    return position if device.name == position else f"{position} ({device.name})"
+
+
+def _largest(profile: Profile, problem: Problem) -> tuple[str, int]:
+    alone = problem.peaks(frozenset())
+    found = [(int(alone[unit, unit + 1]), members) for unit, members in enumerate(problem.chain.units)]
+    for index, item in enumerate(problem.chain.items):
+        found.append((int(problem.peaks(frozenset({index}))[0, 0]), item.owners))
+    size, owners = max((peak, owners) for peak, owners in found if any(owner >= 0 for owner in owners))
+    return " with ".join(profile.names[owner] for owner in owners if owner >= 0), size
+
+
+def _advice(profile: Profile, problem: Problem, need: Sequence[int], name: str, size: int) -> Iterator[str]:
+    static = sum(block.static for block in profile.blocks)
+    saved = sum(block.saved for block in profile.blocks)
+    trained = sum(block.gradients + block.optimizer for block in profile.blocks)
+    budget, most = sum(problem.budgets), max(problem.budgets)
+    if static > budget:
+        yield (
+            f"no batch is small enough: what stays (weights, gradients, optimizer state, buffers) takes "
+            f"{format_size(static)}, all budgets together are {format_size(budget)}"
+        )
+    elif saved:
+        share = saved / max(1, static + saved)
+        yield (
+            f"a smaller batch: {format_size(saved)} ({share:.0%}) are tensors saved for backward, which shrink with it"
+        )
+    if size > most:
+        yield (
+            f"splitting {name!r} into several blocks: by itself it needs {format_size(size)}, and no device may use "
+            f"more than {format_size(most)}, so that more devices alone do not help"
+        )
+    else:
+        count = devices_needed(problem, most)
+        if count is not None:
+            yield f"more devices: {count} that may use {format_size(most)} each would do"
+    if saved:
+        yield f"recompute (activation checkpointing inside the blocks): up to {format_size(saved)} need not be saved"
+    if trained:
+        yield (
+            f"freezing half of the blocks (requires_grad=False): about {format_size(trained / 2)} of gradients and "
+            "optimizer state less"
+        )
+    missing = sum(max(0, wanted - given) for wanted, given in zip(need, problem.budgets, strict=True))
+    yield f"budgets that are {format_size(missing)} larger in total, where max_memory or reserve hold them down"
+
+
+def devices_needed(problem: Problem, budget: int) -> int | None:
+    """Fewest equal devices that the model fits on, with items free to go anywhere.
+
+    Example:
+        >>> devices_needed(problem, budget=80 * 2**30)
+
+    Returns:
+        None where no number of devices is enough, or where more than three items make the count too long.
+    """
+    items, units = len(problem.chain.items), len(problem.chain.units)
+    if items > _MOST_ITEMS:
+        return None
+    subsets = [frozenset(i for i in range(items) if code >> i & 1) for code in range(2**items)]
+    # fewest[code][k]: devices for the units from k on together with the items in `code`.
+    fewest = np.full((len(subsets), units + 1), np.inf)
+    fewest[0, units] = 0
+    for code, wanted in enumerate(subsets):
+        for start in range(units, -1, -1):
+            for part, here in enumerate(subsets):
+                if not here <= wanted:
+                    continue
+                # A stage without units and without items would not get any further.
+                first = start if here else start + 1
+                fits = problem.peaks(here)[start, first:] <= budget
+                rest = fewest[code & ~part, first:][fits]
+                if rest.size:
+                    fewest[code, start] = min(fewest[code, start], 1 + rest.min())
+    count = fewest[-1, 0]
+    return int(count) if np.isfinite(count) else None

@@ -1,0 +1,148 @@
+"""`score`: anybody's assignment, judged by the same replay as our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autobalance.devices.device import Device
+from autobalance.devices.words import parse_devices
+from autobalance.partitioning.budgets import budgets_of
+from autobalance.partitioning.plan import relative_use
+from autobalance.partitioning.replay import replay
+from autobalance.partitioning.times import naive_step_time
+from autobalance.profiling.profile import BlockCost, Profile
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good an assignment is.
+
+    Example:
+        >>> autobalance.score(profile, {"layers": 0, "head": 1}, "2x80GiB").fits
+
+    Attributes:
+        assignment: device index per block, in call order.
+        root: device index of batch, loss and metrics.
+        peaks: most bytes at once on each device.
+        budgets: bytes that each device may hold.
+        step_time: predicted seconds of one step.
+        notes: what a reader should know.
+    """
+
+    assignment: tuple[int, ...]
+    root: int
+    peaks: tuple[int, ...]
+    budgets: tuple[int, ...]
+    step_time: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether every peak is within its budget."""
+        return all(peak <= budget for peak, budget in zip(self.peaks, self.budgets, strict=True))
+
+    @property
+    def uses(self) -> tuple[float, ...]:
+        """Peak / budget of every device."""
+        return tuple(relative_use(peak, budget) for peak, budget in zip(self.peaks, self.budgets, strict=True))
+
+
+def score(
+    profile: Profile,
+    device_map: Mapping[str, int | str] | Sequence[int],
+    devices: str | Sequence[int | float | str | Device] | None = None,
+    *,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    reserve: str | float = "auto",
+    root: int | None = None,
+) -> Score:
+    """Judge an assignment: peak per device, whether it fits, time of a step.
+
+    Example:
+        >>> autobalance.score(profile, {"embed": 0, "layers": 1, "head": 1}, "2x80GiB").peaks
+
+    Args:
+        profile: what the blocks cost.
+        device_map: name -> device, as accelerate has it: the name of a block, of a module that contains blocks (`""`
+            for all), or of all parts of a block; the device is a position in `devices` or a name that ends in one, such
+            as `"cuda:1"`. Or one position for each block, in call order.
+        devices: as for `plan`.
+        max_memory: as for `plan`.
+        reserve: as for `plan`.
+        root: position of the device of batch and loss; None: that of the last block.
+
+    Raises:
+        ValueError: a block without a device, on `"cpu"` or `"disk"`, or split over devices.
+    """
+    targets = parse_devices(devices)
+    notes: list[str] = []
+    if isinstance(device_map, Mapping):
+        places = {name: _position(name, place, len(targets)) for name, place in device_map.items()}
+        assignment = tuple(_device_of(block, places) for block in profile.blocks)
+        unused = [name for name in places if not _concerns(name, profile)]
+        if unused:
+            notes.append(f"names that are no block and not loose do not count: {', '.join(unused)}")
+    else:
+        if len(device_map) != len(profile.blocks):
+            raise ValueError(f"{len(device_map)} devices are given for {len(profile.blocks)} blocks")
+        assignment = tuple(
+            _position(block.name, place, len(targets)) for block, place in zip(profile.blocks, device_map, strict=True)
+        )
+    for group in profile.together:
+        if len({assignment[block] for block in group}) > 1:
+            names = ", ".join(profile.names[block] for block in group)
+            notes.append(f"{names} must share a device; what they share is counted once, with its owner")
+    home = assignment[-1] if root is None else _position("root", root, len(targets))
+    return Score(
+        assignment,
+        home,
+        tuple(replay(profile.timeline, assignment, home, len(targets))),
+        budgets_of(targets, max_memory, reserve),
+        naive_step_time(profile, assignment, home, targets),
+        tuple(notes),
+    )
+
+
+def _position(name: str, place: object, devices: int) -> int:
+    text = str(place)
+    if text in ("cpu", "disk", "meta"):
+        raise ValueError(f"{name!r} is on {text!r}; only plans without offload are scored, so give it a device")
+    tail = text.rsplit(":", 1)[-1]
+    if isinstance(place, bool) or not tail.isdecimal() or int(tail) >= devices:
+        raise ValueError(
+            f"{name!r} is on {place!r}; devices are positions in the list of devices, here 0 to {devices - 1}"
+        )
+    return int(tail)
+
+
+def _device_of(block: BlockCost, places: Mapping[str, int]) -> int:
+    found: dict[int, str] = {}
+    for member in block.members:
+        for name, device in _placed(member, places).items():
+            found.setdefault(device, name)
+    if not found:
+        raise ValueError(f"device_map says nothing about block {block.name!r}")
+    if len(found) > 1:
+        where = " and ".join(f"{name!r} on {device}" for device, name in found.items())
+        raise ValueError(f"device_map splits block {block.name!r} over devices: {where}; a block is placed as one")
+    return next(iter(found))
+
+
+def _placed(member: str, places: Mapping[str, int]) -> dict[str, int]:
+    """What a map says about a module: its parts where they are listed, and the nearest module that contains it."""
+    found = {name: device for name, device in places.items() if name.startswith(f"{member}.")}
+    around = member
+    while around and around not in places:
+        around = around.rpartition(".")[0]
+    if around in places:
+        found[around] = places[around]
+    return found
+
+
+def _concerns(name: str, profile: Profile) -> bool:
+    known = [member for block in profile.blocks for member in block.members]
+    known += [loose for loose, _ in profile.loose]
+    return any(
+        name == member or not name or member.startswith(f"{name}.") or name.startswith(f"{member}.") for member in known
+    )
