@@ -6,6 +6,7 @@ Each function here has a test that fails loudly when the name behind it moves.
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -127,6 +128,28 @@ def fresh_iterator(loader: Any) -> Any:
 def skips_backward(trainer: Any) -> bool:
     """Whether the running epoch only updates statistics, as weight averaging does for batch norm."""
     return bool(trainer.fit_loop._skip_backward)
+
+
+def attached_trainer(module: nn.Module) -> Any:
+    """The Trainer that a LightningModule belongs to; None for other modules and before there is one."""
+    return vars(module).get("_trainer")
+
+
+def configure_optimizers(package: str, module: Any) -> tuple[list[Any], list[Any]]:
+    """The optimizers, and Lightning's configurations of learning rate schedulers, that `configure_optimizers` returns."""
+    optimizers, schedulers = import_module(f"{package}.core.optimizer")._init_optimizers_and_lr_schedulers(module)
+    return optimizers, schedulers
+
+
+def lightning_optimizer(package: str, optimizer: torch.optim.Optimizer, strategy: Any) -> Any:
+    """What `self.optimizers()` gives the user: an optimizer that steps through `strategy`."""
+    return import_module(f"{package}.core.optimizer").LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
+
+
+def transfer_batch(module: Any, batch: Any, device: torch.device, loader: int) -> Any:
+    """Move a batch to a device by the user's own hooks, as the loops of a Trainer do."""
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=loader)
+    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=loader)
 
 
 class TrainerChoice:
@@ -383,3 +406,54 @@ def assign_plain_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor has sizes only, no numbers."""
     return isinstance(tensor, FakeTensor)
+
+
+def configured_optimizers(package: str, module: Any) -> tuple[list[Any], list[Any]]:
+    """Optimizers and learning-rate schedulers that `module.configure_optimizers()` returns, in any form Lightning accepts.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        module: a LightningModule.
+    """
+    optimizers, schedulers = import_module(f"{package}.core.optimizer")._init_optimizers_and_lr_schedulers(module)
+    return list(optimizers), list(schedulers)
+
+
+def lightning_optimizer(package: str, optimizer: Any, strategy: Any) -> Any:
+    """The wrapper in which Lightning hands an optimizer to the user's step.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        optimizer: a torch optimizer.
+        strategy: whose `optimizer_step` the wrapper calls.
+    """
+    return import_module(f"{package}.core.optimizer").LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
+
+
+def closure_classes(package: str) -> tuple[Any, Any]:
+    """Lightning's closure of a step, and the class of its result, which keep the loss alive as in a real run."""
+    automatic = import_module(f"{package}.loops.optimization.automatic")
+    return automatic.Closure, automatic.ClosureResult
+
+
+def transferred_batch(module: Any, batch: Any, device: torch.device, loader: int) -> Any:
+    """The batch after the module's own hooks before, at and after its transfer to `device`."""
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=loader)
+    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=loader)
+
+
+def trial_precision(plugin: Any, device: torch.device) -> Any:
+    """A precision plugin that works like `plugin` on `device` and shares no state with it."""
+    twin = copy.copy(plugin)
+    if hasattr(twin, "autocast_context_manager"):
+        twin.device = device.type
+    if getattr(twin, "scaler", None) is not None:
+        twin.scaler = _SteppingScaler(device.type)
+    return twin
+
+
+class _SteppingScaler(torch.amp.GradScaler):
+    """A gradient scaler that never skips a step: whether a gradient is infinite only real numbers tell."""
+
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)

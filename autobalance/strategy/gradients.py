@@ -22,21 +22,20 @@ def drop_stale_gradients(trainer: Any, optimizers: Sequence[Optimizer]) -> None:
         trainer: a Trainer about to run a training step.
         optimizers: its optimizers.
     """
+    first_to_accumulate = trainer.fit_loop.epoch_loop.batch_idx % trainer.accumulate_grad_batches == 0
+    if first_to_accumulate and frees_gradients_early(trainer) and not skips_backward(trainer):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+def frees_gradients_early(trainer: Any) -> bool:
+    """Whether the last step's gradients may go before the forward: automatic optimization, and no hook looks at them."""
     module = trainer.lightning_module
-    if not module.automatic_optimization or skips_backward(trainer) or trainer.strategy.handles_gradient_accumulation:
-        return
-    batch_index = trainer.fit_loop.epoch_loop.batch_idx
-    if batch_index % trainer.accumulate_grad_batches or _gradients_are_looked_at(trainer):
-        return
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-
-
-def _gradients_are_looked_at(trainer: Any) -> bool:
+    if not module.automatic_optimization:
+        return False
     package = lightning_root(trainer)
     is_overridden = import_module(f"{package}.utilities.model_helpers").is_overridden
-    module = trainer.lightning_module
     if is_overridden("optimizer_zero_grad", module) or is_overridden("on_before_zero_grad", module):
-        return True
+        return False
     callback = import_module(f"{package}.callbacks").Callback
-    return any(type(own).on_before_zero_grad is not callback.on_before_zero_grad for own in trainer.callbacks)
+    return all(type(own).on_before_zero_grad is callback.on_before_zero_grad for own in trainer.callbacks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from autobalance.compat import data_owners, fresh_iterator, request_loaders
+from autobalance.compat import fresh_iterator, request_loaders
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.registration import lightning_root
@@ -24,8 +24,7 @@ _LIMITS = {"train": "limit_train_batches", "validate": "limit_val_batches"}
 def sample_batches(trainer: Any, options: Options) -> tuple[Batch, ...]:
     """One batch of each loader that the Trainer's present run will meet.
 
-    Training afterwards is the same, to the bit, as without: random states of every kind, samplers, persistent workers and
-    attributes of datasets are put back.
+    The loaders' own state is put back here, that of their owners by the caller.
 
     Args:
         trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
@@ -36,9 +35,8 @@ def sample_batches(trainer: Any, options: Options) -> tuple[Batch, ...]:
     """
     stages = ("train", "validate") if trainer.state.fn == "fit" else (str(trainer.state.fn.value),)
     samples: list[Batch] = []
-    with undisturbed(trainer.lightning_module, trainer.datamodule, *data_owners(trainer)):
-        for stage in stages:
-            samples += _sample_stage(trainer, stage, options)
+    for stage in stages:
+        samples += _sample_stage(trainer, stage, options)
     return tuple(samples)
 
 

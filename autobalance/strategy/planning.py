@@ -1,81 +1,34 @@
-"""From the user's data to a plan, and from the plan to a placed model."""
+"""From the Trainer's run to its plan: sample batches, a trial, the search, and a trial of what it found."""
 
 from __future__ import annotations
 
-import warnings
+import sys
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-from torch import nn
 
 from autobalance.blocks import find_blocks
+from autobalance.compat import data_owners, loader_attachment_kept
+from autobalance.devices.detect import detect_devices
 from autobalance.devices.device import Device
+from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.plan import Plan
-from autobalance.placement.install import Installed, install
-from autobalance.placement.locate import DeviceLocator
-from autobalance.placement.place import place as place_tensors
-from autobalance.profiling.profile import BlockCost
+from autobalance.partitioning.search import plan as search
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.profiler import Profiler
+from autobalance.profiling.trial import Batch
 from autobalance.strategy.loaders import elements_in, sample_batches
 from autobalance.strategy.options import Options
+from autobalance.strategy.placed import Placed
+from autobalance.strategy.trial import LightningTrial
+from autobalance.strategy.undisturbed import undisturbed
 
-
-@dataclass
-class Placed:
-    """A model under a plan.
-
-    Attributes:
-        module: the model, held weakly.
-        plan: where everything is.
-        training: whether the plan covers training.
-        elements: elements of the largest batch that the plan covers.
-    """
-
-    module: weakref.ref[nn.Module]
-    plan: Plan
-    training: bool
-    elements: int
-    _installed: Installed | None = None
-    _buffers: list[tuple[nn.Module, str, torch.device]] = field(default_factory=list)
-    _has_warned: bool = False
-
-    def covers(self, module: nn.Module, training: bool, elements: int) -> bool:
-        """Whether a run of `module` needs no other plan."""
-        return self.module() is module and (self.training or not training) and elements <= self.elements
-
-    def glue(self) -> AbstractContextManager[None]:
-        """A context in which the user's operations outside blocks run where their operands are."""
-        assert self._installed is not None
-        return self._installed.glue()
-
-    def remove(self) -> None:
-        """Take the hooks off; may be called again."""
-        if self._installed is not None:
-            self._installed.remove()
-        self._installed, self._buffers = None, []
-
-    def send_buffers_home(self) -> None:
-        """Move buffers that were made anew elsewhere back to their module's device."""
-        for module, name, device in self._buffers:
-            buffer = getattr(module, name, None)
-            if isinstance(buffer, torch.Tensor) and buffer.device != device:
-                setattr(module, name, buffer.to(device))
-
-    def check_batch(self, batch: Any) -> None:
-        """Warn, once, about a batch that is larger than those the plan was made for."""
-        if self._has_warned or (elements := elements_in(batch)) <= self.elements:
-            return
-        self._has_warned = True
-        warnings.warn(
-            f"This batch has {elements} elements, but the plan was made for batches of {self.elements} (plan.batch: "
-            f"{self.plan.batch or 'unknown'}): it may need more memory than planned. Give the largest batch, or "
-            f"SelfBalanceStrategy(worst_batch='scan:200').",
-            stacklevel=2,
-        )
+# The trial of a plan, as placed, may stand above the replay that found it. Each round takes that into account.
+_MOST_ROUNDS = 4
 
 
 def read_plan(plan: Plan | str | Path | None) -> Plan | None:
@@ -89,7 +42,7 @@ def plan_run(
     """The plan of the Trainer's present run.
 
     Args:
-        trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
+        trainer: a Trainer inside `fit`, `validate`, `test` or `predict`, its model on the host.
         options: how to plan.
         devices: the Trainer's devices.
         given: the user's own plan.
@@ -104,54 +57,92 @@ def plan_run(
     """
     module = trainer.lightning_module
     training = trainer.state.fn == "fit"
-    batches = sample_batches(trainer, options)
-    elements = max((elements_in(batch.data) for batch in batches), default=0)
     if given is not None:
         if len(given.devices) != len(devices):
             raise ValueError(
                 f"the plan is for {len(given.devices)} devices, but the Trainer has {len(devices)}: set "
                 f"Trainer(devices={len(given.devices)}), or make a plan for {len(devices)}."
             )
-        plan = given
-    elif before is not None and before.covers(module, training, elements):
-        return before
-    else:
-        plan = _even_plan(module, devices)
+        return before if before is not None else Placed(weakref.ref(module), given, training, None)
+    with undisturbed(module, trainer.datamodule, *data_owners(trainer)), loader_attachment_kept(trainer):
+        batches = sample_batches(trainer, options)
+        elements = max((elements_in(batch.data) for batch in batches), default=0)
+        if before is not None and before.covers(module, training, elements):
+            return before
+        try:
+            plan = _make_plan(trainer, options, devices, batches)
+        except InfeasiblePlanError as error:
+            raise _with_note_on_notebooks(error, devices) from None
     return Placed(weakref.ref(module), plan, training, elements)
 
 
-def place(placed: Placed, module: nn.Module, devices: Sequence[torch.device]) -> None:
-    """Move the model to its devices, block by block, and hook it.
+def as_devices(devices: Sequence[torch.device]) -> tuple[Device, ...]:
+    """The Trainer's devices as the planner sees them, with the memory that is free for this run.
 
     Args:
-        placed: the plan; takes the hooks.
-        module: the model.
-        devices: the Trainer's devices.
+        devices: CUDA, simulated or CPU devices; a CPU device stands for an equal share of the host's free memory.
     """
-    plan = placed.plan
-    placed.remove()
-    blocks = find_blocks(module).ordered(plan.block_names)
-    places = [devices[index] for index in plan.assignment]
-    loose = {name: devices[index] for name, index in plan.device_map.items()}
-    place_tensors(module, blocks, places, loose, devices[plan.root])
-    methods = getattr(module, "forward_methods", None)
-    placed._installed = install(
-        module, blocks, places, DeviceLocator(devices), methods() if callable(methods) else None
+    kind = devices[0].type
+    if kind == "cuda":
+        return detect_devices([device.index or 0 for device in devices])
+    if kind == "cpu":
+        free = psutil.virtual_memory().available // len(devices)
+        return tuple(Device(f"cpu ({index})", free) for index in range(len(devices)))
+    backend = torch.get_device_module(kind)
+    return tuple(Device(str(device), backend.mem_get_info(device)[0]) for device in devices)
+
+
+def _make_plan(trainer: Any, options: Options, devices: Sequence[torch.device], batches: Sequence[Batch]) -> Plan:
+    module = trainer.lightning_module
+    profiler = Profiler(module, find_blocks(module), LightningTrial(trainer), batches, trainer.state.fn == "fit")
+    profile, targets = profiler.profile(), as_devices(devices)
+    excess = (0,) * len(targets)
+    for _ in range(_MOST_ROUNDS):
+        plan = _search(profile, targets, options, excess)
+        forecast = _forecast(profiler, plan)
+        if all(peak <= budget for peak, budget in zip(forecast, plan.budgets, strict=True)):
+            return plan.with_peaks(forecast, notes=[note for note in profiler.notes if note not in plan.notes])
+        over = (peak - replayed for peak, replayed in zip(forecast, plan.peaks, strict=True))
+        excess = tuple(max(known, new) for known, new in zip(excess, over, strict=True))
+    raise InfeasiblePlanError(
+        f"no plan was found in {_MOST_ROUNDS} rounds whose trial stays within the budgets; the last one needs {forecast} bytes "
+        f"of {plan.budgets}. A smaller batch or more devices would help.",
+        need=tuple(forecast),
+        budget=plan.budgets,
     )
-    placed._buffers = [
-        (part, name, buffer.device) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)
-    ]
 
 
-def _even_plan(module: nn.Module, devices: Sequence[torch.device]) -> Plan:
-    blocks = find_blocks(module)
-    count = len(blocks)
-    assignment = [len(devices) - 1 - (count - 1 - index) * len(devices) // count for index in range(count)]
-    for group in blocks.ties:
-        for index in group:
-            assignment[index] = assignment[group[-1]]
-    rows = tuple(BlockCost(name, kind="+".join(type(m).__name__ for m in block)) for name, block in zip(blocks.names, blocks.modules, strict=True))
-    return Plan(
-        tuple(assignment), rows, tuple(Device(str(device), 0) for device in devices), (0,) * len(devices), (0,) * len(devices),
-        root=assignment[-1], policy="even",
+def _search(profile: Profile, targets: Sequence[Device], options: Options, excess: Sequence[int]) -> Plan:
+    return search(
+        profile,
+        targets,
+        policy=options.policy,
+        micro_batches=options.micro_batches,
+        schedule=options.schedule,
+        max_memory=options.max_memory,
+        reserve=options.reserve,
+        pin=options.pin,
+        recompute=options.recompute,
+        offload=options.offload,
+        excess=excess,
+    )
+
+
+def _forecast(profiler: Profiler, plan: Plan) -> list[int]:
+    """Peaks per device of a trial with the plan's placement installed."""
+    forecasts = profiler.forecast(plan.block_names, plan.assignment, plan.device_map, plan.root, len(plan.devices))
+    return [forecast.peak for forecast in forecasts]
+
+
+def _with_note_on_notebooks(error: InfeasiblePlanError, devices: Sequence[torch.device]) -> InfeasiblePlanError:
+    """Say so if Lightning's own choice of one GPU in a notebook is why nothing fits."""
+    there = torch.cuda.device_count()
+    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    if len(devices) > 1 or devices[0].type != "cuda" or there < 2 or not interactive:
+        return error
+    return InfeasiblePlanError(
+        f"{error} In a notebook Trainer(devices='auto') takes one GPU of {there}: set devices={there}.",
+        need=error.need,
+        budget=error.budget,
+        largest_block=error.largest_block,
     )

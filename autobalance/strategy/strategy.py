@@ -13,7 +13,8 @@ from autobalance.compat import set_lightning_device
 from autobalance.strategy.checkpoints import host_state, send_state_home, to_host
 from autobalance.strategy.gradients import drop_stale_gradients
 from autobalance.strategy.options import Options
-from autobalance.strategy.planning import Placed, place, plan_run, read_plan
+from autobalance.strategy.placed import Placed
+from autobalance.strategy.planning import plan_run, read_plan
 from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
 from autobalance.strategy.summary import log_plan
 
@@ -237,7 +238,7 @@ class SelfBalanceStrategy(Base):
         self._placed = planned
         self.accelerator.setup_device(self.root_device)
         set_lightning_device(module, self.root_device)
-        place(planned, module, devices)
+        planned.place(devices)
         if before is None or before.plan is not planned.plan:
             log_plan(planned.plan, self._trainer)
 

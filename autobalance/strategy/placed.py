@@ -1,0 +1,98 @@
+"""A LightningModule on its devices: placed by a plan, hooked, and brought back."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from autobalance.blocks import find_blocks
+from autobalance.partitioning.plan import Plan
+from autobalance.placement.install import Installed, install
+from autobalance.placement.locate import DeviceLocator
+from autobalance.placement.place import place
+from autobalance.strategy.loaders import elements_in
+
+
+@dataclass
+class Placed:
+    """A model under a plan; `place` moves it, `remove` takes the hooks off.
+
+    Attributes:
+        module: the model, held weakly.
+        plan: where everything is.
+        training: whether the plan covers training.
+        elements: elements of the largest batch that the plan covers; None if that is not known.
+    """
+
+    module: weakref.ref[nn.Module]
+    plan: Plan
+    training: bool
+    elements: int | None
+    _installed: Installed | None = None
+    _buffers: list[tuple[nn.Module, str, torch.device]] = field(default_factory=list)
+    _has_warned: bool = False
+
+    def covers(self, module: nn.Module, training: bool, elements: int) -> bool:
+        """Whether a run of `module` needs no other plan."""
+        if self.module() is not module or (training and not self.training):
+            return False
+        return self.elements is None or elements <= self.elements
+
+    def place(self, devices: Sequence[torch.device]) -> None:
+        """Move the model to its devices, block by block, and hook it.
+
+        Args:
+            devices: the torch device of each device of the plan.
+
+        Raises:
+            ValueError: if the plan is for other blocks than the model has.
+        """
+        module, plan = self.module(), self.plan
+        assert module is not None
+        self.remove()
+        blocks = find_blocks(module).ordered(plan.block_names)
+        places = [devices[index] for index in plan.assignment]
+        loose = {name: devices[index] for name, index in plan.device_map.items()}
+        place(module, blocks, places, loose, devices[plan.root])
+        methods = getattr(module, "forward_methods", None)
+        declared = methods() if callable(methods) else None
+        self._installed = install(module, blocks, places, DeviceLocator(devices), declared)
+        self._buffers = [
+            (part, name, buffer.device) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)
+        ]
+
+    def glue(self) -> AbstractContextManager[None]:
+        """A context in which the user's operations outside blocks run where their operands are."""
+        assert self._installed is not None
+        return self._installed.glue()
+
+    def remove(self) -> None:
+        """Take the hooks off; may be called again."""
+        if self._installed is not None:
+            self._installed.remove()
+        self._installed, self._buffers = None, []
+
+    def send_buffers_home(self) -> None:
+        """Move buffers that were made anew elsewhere back to their module's device."""
+        for module, name, device in self._buffers:
+            buffer = getattr(module, name, None)
+            if isinstance(buffer, torch.Tensor) and buffer.device != device:
+                setattr(module, name, buffer.to(device))
+
+    def check_batch(self, batch: object) -> None:
+        """Warn, once, about a batch that is larger than those the plan was made for."""
+        if self._has_warned or self.elements is None or (elements := elements_in(batch)) <= self.elements:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"This batch has {elements:,} elements, but the plan was made for batches of up to {self.elements:,} "
+            f"({self.plan.batch}): a step may need more memory than planned. Plan for the largest batch: "
+            f"SelfBalanceStrategy(worst_batch=batch), or worst_batch='scan:200' to look for it.",
+            stacklevel=2,
+        )

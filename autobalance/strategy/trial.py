@@ -1,0 +1,290 @@
+"""Lightning's part of a trial: the step runs on a copy of the module as the Trainer would run it, and the Trainer never notices."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from autobalance import compat
+from autobalance.profiling.trial import Batch, Glue, Mark
+from autobalance.strategy.gradients import frees_gradients_early
+from autobalance.strategy.metrics import is_metric, stand_in_for_metric
+from autobalance.strategy.registration import lightning_root
+
+STEPS = 2  # optimizer state exists only from the second step on
+MICRO_STEPS = 2  # of accumulation: gradients exist only from the second on
+
+
+class LightningTrial:
+    """Runs `training_step`, `validation_step`, ... of a copy with the Trainer's precision, clipping and accumulation.
+
+    Args:
+        trainer: the Trainer; nothing of it is changed.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        package = lightning_root(trainer)
+        assert package is not None
+        self._package = package
+        self._trainer = trainer
+        self._stand_in: Any = None
+        self._device = torch.device("cpu")
+
+    @property
+    def precision(self) -> str:
+        """As the Trainer names it."""
+        return str(self._trainer.precision)
+
+    def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
+        """The copy gets a Trainer of its own; its metrics only keep their bytes, unless elements are real."""
+        self._stand_in = TrialTrainer(self._trainer, self._package)
+        instead: dict[int, Any] = {id(self._trainer): self._stand_in}
+        for module in root.modules():
+            if is_metric(module) and id(module) not in instead:
+                stand_in = copy.deepcopy(module) if kind == "real" else stand_in_for_metric(module)
+                instead |= dict(zip(map(id, module.modules()), stand_in.modules(), strict=False))
+                instead[id(module)] = stand_in
+        return instead
+
+    def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
+        """Give the copy silent logging, its own precision plugin and optimizers."""
+        self._device = device
+        for name in ("log", "log_dict", "print"):
+            twin.__dict__[name] = _say_nothing
+        compat.set_lightning_device(twin, device)
+        for module in twin.modules():
+            if is_metric(module) or hasattr(module, "placeholder_device"):
+                module.to(device)
+        trainer = self._stand_in
+        trainer.begin(twin, device)
+        if self._trainer.state.fn != "fit":
+            return ()
+        with compat.loader_attachment_kept(self._trainer):
+            optimizers, schedulers = compat.configured_optimizers(self._package, twin)
+        trainer.strategy.take_optimizers(optimizers, schedulers)
+        return list(optimizers)
+
+    def run(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
+        """Two optimizer steps with a training batch, one step without gradients with any other."""
+        self._stand_in.strategy.glue, self._stand_in.strategy.mark = glue, mark
+        if batch.kind != "train":
+            self._evaluate(twin, batch, glue, mark)
+        elif twin.automatic_optimization:
+            self._train(twin, batch, glue, mark)
+        else:
+            for number in range(1, STEPS + 1):
+                self._stand_in.strategy.begin_manual_step(number)
+                self._training_step(twin, self._transferred(twin, batch), glue)
+
+    def _train(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
+        strategy = self._stand_in.strategy
+        if not strategy.optimizers:
+            return
+        accumulate = self._trainer.accumulate_grad_batches
+        micro_steps = min(accumulate, MICRO_STEPS)
+        drops_early = frees_gradients_early(self._trainer)
+        for number in range(1, STEPS + 1):
+            for micro_step in range(micro_steps):
+                moved = self._transferred(twin, batch)
+                if drops_early and micro_step == 0:
+                    strategy.optimizers[0].zero_grad()
+                mark(f"step {number} forward")
+                closure = self._closure(twin, moved, glue, mark, number, micro_step, accumulate)
+                if micro_step == micro_steps - 1:
+                    twin.optimizer_step(0, 0, strategy._lightning_optimizers[0], closure)
+                else:
+                    closure()
+                result = closure.consume_result()
+                del moved, closure, result
+
+    def _closure(
+        self, twin: nn.Module, moved: Any, glue: Glue, mark: Mark, number: int, micro_step: int, accumulate: int
+    ) -> Any:
+        closure_class, result_class = compat.closure_classes(self._package)
+        strategy = self._stand_in.strategy
+        optimizer = strategy.optimizers[0]
+
+        def step() -> Any:
+            return result_class.from_training_step_output(self._training_step(twin, moved, glue), accumulate)
+
+        def zero_grad() -> None:
+            twin.on_before_zero_grad(optimizer)
+            twin.optimizer_zero_grad(0, 0, optimizer)
+
+        def backward(loss: torch.Tensor) -> None:
+            mark(f"step {number} backward")
+            strategy.backward(loss, optimizer)
+            mark(f"step {number} optimizer")
+
+        return closure_class(step_fn=step, backward_fn=backward, zero_grad_fn=None if micro_step else zero_grad)
+
+    def _training_step(self, twin: nn.Module, moved: Any, glue: Glue) -> Any:
+        with self._stand_in.precision_plugin.train_step_context(), glue():
+            return twin.training_step(*_arguments(twin.training_step, moved, 0))
+
+    def _evaluate(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
+        name = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}[batch.kind]
+        step = getattr(twin, name)
+        modes = {module: module.training for module in twin.modules()}
+        moved = self._transferred(twin, batch)
+        mark(f"{batch.name}: {name}")
+        plugin = self._stand_in.precision_plugin
+        context = plugin.predict_step_context if batch.kind == "predict" else plugin.val_step_context
+        try:
+            twin.eval()
+            with _no_gradients(self._trainer), context(), glue():
+                step(*_arguments(step, moved, batch.loader))
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def _transferred(self, twin: nn.Module, batch: Batch) -> Any:
+        data = self._stand_in.precision_plugin.convert_input(batch.data)
+        return compat.transferred_batch(twin, data, self._device, batch.loader)
+
+
+class TrialTrainer:
+    """Stands for the Trainer in a trial: what is not said otherwise is asked of the real one.
+
+    Args:
+        trainer: the real one.
+        package: its Lightning package.
+    """
+
+    callbacks: Sequence[Any] = ()
+
+    def __init__(self, trainer: Any, package: str) -> None:
+        self._real = trainer
+        self._package = package
+        self.logger = Silent()
+        self.loggers = [self.logger]
+
+    def begin(self, twin: nn.Module, device: torch.device) -> None:
+        """Take the copy, and make a strategy and a precision plugin that are its own."""
+        self.lightning_module = self.model = twin
+        self.precision_plugin = compat.trial_precision(self._real.precision_plugin, device)
+        self.strategy = TrialStrategy(self, self._package, device)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those of the copy."""
+        return self.strategy.optimizers
+
+    @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """Those of the copy."""
+        return self.strategy.lr_scheduler_configs
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_real":
+            raise AttributeError(name)
+        return getattr(self._real, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrialTrainer:
+        return self
+
+
+class TrialStrategy:
+    """Stands for the strategy in a trial: backward and optimizer steps of the copy, with the Trainer's precision.
+
+    Args:
+        trainer: the trial's stand-in.
+        package: the Lightning package.
+        device: the root device.
+    """
+
+    def __init__(self, trainer: TrialTrainer, package: str, device: torch.device) -> None:
+        self._trainer = trainer
+        self._package = package
+        self.root_device = device
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._lightning_optimizers: list[Any] = []
+        self.lr_scheduler_configs: list[Any] = []
+        self.glue: Glue
+        self.mark: Mark
+        self._manual_step = 0
+
+    @property
+    def precision_plugin(self) -> Any:
+        """That of the copy."""
+        return self._trainer.precision_plugin
+
+    @property
+    def lightning_module(self) -> Any:
+        """The copy."""
+        return self._trainer.lightning_module
+
+    def take_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[Any]) -> None:
+        """Use these, wrapped as Lightning wraps them."""
+        self.optimizers, self.lr_scheduler_configs = list(optimizers), list(schedulers)
+        self._lightning_optimizers = [
+            compat.lightning_optimizer(self._package, optimizer, self) for optimizer in optimizers
+        ]
+
+    def begin_manual_step(self, number: int) -> None:
+        """In manual optimization the user's step calls backward and optimizers itself."""
+        self._manual_step = number
+        self.mark(f"step {number} forward")
+
+    def backward(self, loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As `Strategy.backward`."""
+        if self._manual_step:
+            self.mark(f"step {self._manual_step} backward")
+        plugin, twin = self.precision_plugin, self.lightning_module
+        with self.glue():
+            loss = plugin.pre_backward(loss, twin)
+            plugin.backward(loss, twin, optimizer, *args, **kwargs)
+            result: torch.Tensor = plugin.post_backward(loss, twin)
+        return result
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """As `Strategy.optimizer_step`."""
+        return self.precision_plugin.optimizer_step(
+            optimizer, model=model or self.lightning_module, closure=closure, **kwargs
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._trainer._real.strategy, name)
+
+
+class Silent:
+    """Stands for a logger: answers anything, keeps nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Silent:
+        return self
+
+
+def _say_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for `log`, `log_dict` and `print`."""
+
+
+def _arguments(step: Callable[..., Any], batch: Any, loader: int) -> tuple[Any, ...]:
+    """The arguments that Lightning would pass: batch, and batch and loader index if the step takes them."""
+    parameters = inspect.signature(step).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return batch, 0
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return (batch, 0, loader)[: len(positional)]
+
+
+@contextmanager
+def _no_gradients(trainer: Any) -> Iterator[None]:
+    inference = bool(getattr(trainer, "_inference_mode", True))
+    with torch.inference_mode() if inference else torch.no_grad():
+        yield
+
+
