@@ -183,7 +183,7 @@ def _run(
             observing(_Observer(traced)),
         ):
             stack.enter_context(context)
-        twin, traced.shared = copy_module(root, _replacing(root, elements, layout), trial.stand_ins(root))
+        twin, traced.shared = copy_module(root, _replacing(root, elements, layout), trial.stand_ins(root, kind))
         twin_blocks = _blocks_of(twin, root, blocks)
         _describe_static(twin, traced)
         declared = getattr(twin, "forward_methods", None)

@@ -37,8 +37,8 @@ class Trial(Protocol):
 
     precision: str
 
-    def stand_ins(self, root: nn.Module) -> Mapping[int, Any]:
-        """What stands in the copy for objects that must not be copied, by their id."""
+    def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
+        """What stands in the copy for objects that must not be copied, by their id; `kind` of elements: "fake" or "real"."""
 
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
         """Make `twin` ready to run with `device` as its root device, and build its optimizers."""
@@ -74,7 +74,7 @@ class PlainTrial:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._device = torch.device("cpu")
 
-    def stand_ins(self, root: nn.Module) -> Mapping[int, Any]:
+    def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
         """Nothing needs a stand-in."""
         return {}
 
