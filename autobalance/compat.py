@@ -63,8 +63,8 @@ def warn_if_torch_is_untested() -> None:
     if installed > NEWEST_TESTED_TORCH:
         newest = ".".join(map(str, NEWEST_TESTED_TORCH))
         warnings.warn(
-            f"torch {torch.__version__} is newer than {newest}, the newest release that autobalance was tested with. If "
-            f"anything fails, try `pip install 'torch<={newest}.*'` or a newer autobalance.",
+            f"torch {torch.__version__} is newer than {newest}, the newest release that autobalance was tested with. "
+            f"If anything fails, try `pip install 'torch=={newest}.*'` or a newer autobalance.",
             stacklevel=2,
         )
 
@@ -73,7 +73,7 @@ def set_lightning_device(module: nn.Module, device: torch.device) -> None:
     """Make `LightningModule.device` of `module`, and of those inside it, say `device`; nothing is moved."""
     for part in module.modules():
         if any(base.__name__ == "_DeviceDtypeModuleMixin" for base in type(part).__mro__):
-            part._device = device
+            vars(part)["_device"] = device
 
 
 def request_loaders(package: str, loop: Any) -> Any:
@@ -104,7 +104,7 @@ def data_owners(trainer: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def loader_attachment_kept(trainer: Any) -> Iterator[None]:
-    """Undo on leaving what `trainer.estimated_stepping_batches` does inside: it starts the loader of the first epoch."""
+    """Undo on leaving what `trainer.estimated_stepping_batches` does inside: it starts the loader of epoch 0."""
     loop = vars(trainer.fit_loop)
     kept, kept_here = dict(loop), {name: vars(trainer)[name] for name in _DATA_ATTRIBUTES if name in vars(trainer)}
     try:
@@ -128,28 +128,6 @@ def fresh_iterator(loader: Any) -> Any:
 def skips_backward(trainer: Any) -> bool:
     """Whether the running epoch only updates statistics, as weight averaging does for batch norm."""
     return bool(trainer.fit_loop._skip_backward)
-
-
-def attached_trainer(module: nn.Module) -> Any:
-    """The Trainer that a LightningModule belongs to; None for other modules and before there is one."""
-    return vars(module).get("_trainer")
-
-
-def configure_optimizers(package: str, module: Any) -> tuple[list[Any], list[Any]]:
-    """The optimizers, and Lightning's configurations of learning rate schedulers, that `configure_optimizers` returns."""
-    optimizers, schedulers = import_module(f"{package}.core.optimizer")._init_optimizers_and_lr_schedulers(module)
-    return optimizers, schedulers
-
-
-def lightning_optimizer(package: str, optimizer: torch.optim.Optimizer, strategy: Any) -> Any:
-    """What `self.optimizers()` gives the user: an optimizer that steps through `strategy`."""
-    return import_module(f"{package}.core.optimizer").LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
-
-
-def transfer_batch(module: Any, batch: Any, device: torch.device, loader: int) -> Any:
-    """Move a batch to a device by the user's own hooks, as the loops of a Trainer do."""
-    batch = module._on_before_batch_transfer(batch, dataloader_idx=loader)
-    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=loader)
 
 
 class TrainerChoice:
@@ -203,9 +181,9 @@ class TrainerChoice:
 
 
 def call_before_strategy_is_chosen(package: str, check: Callable[[TrainerChoice], None]) -> None:
-    """Have `check(choice)` called whenever a Trainer of `package` has chosen its devices and not yet made its strategy.
+    """Have `check(choice)` called whenever a Trainer of `package` has chosen its devices but not made its strategy.
 
-    Lightning gives an accelerator no say in the choice of strategy and precision, and launches other processes soon after.
+    Lightning gives an accelerator no say in the choice of strategy and precision, and launches processes soon after.
 
     Args:
         package: "pytorch_lightning" or "lightning.pytorch".

@@ -1,4 +1,4 @@
-"""`SelfBalance`: the mixin by which a LightningModule says what may be placed, and becomes known to its Lightning package."""
+"""`SelfBalance`: the mixin by which a LightningModule says what may be placed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class SelfBalance:
                 return ["embed", *self.layers, [self.norm, self.head]]  # the last two are one block
 
         Returns:
-            Modules, their qualified names, or groups of either: a list inside the list is one block. Any order. `None`, unless
-            overridden: the blocks are found.
+            Modules, their qualified names, or groups of either: a list inside the list is one block. Any order.
+            `None`, unless overridden: the blocks are found.
         """
         return None
 
     def forward_methods(self) -> Mapping[str, Sequence[str]]:
-        """Methods other than `forward` by which a block is run, for blocks that the trial step does not run that way itself.
+        """Methods other than `forward` by which a block is run.
 
         Example:
             def forward_methods(self):

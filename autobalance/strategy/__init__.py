@@ -12,7 +12,7 @@ __all__ = ["SelfBalanceStrategy"]
 
 def __getattr__(name: str) -> Any:
     if name == "SelfBalanceStrategy":
-        # Made anew whenever another Lightning package has been imported: one class that every Trainer in this process accepts.
+        # Another one as soon as another Lightning package is imported: every Trainer in this process accepts it.
         from autobalance.strategy.registration import current_strategy
 
         return current_strategy()

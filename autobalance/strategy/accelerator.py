@@ -25,7 +25,8 @@ class SimulatedAccelerator(Base):
     """Simulated devices for the Trainer, as `autobalance.simulate` or `AUTOBALANCE_SIMULATE` describes them.
 
     Example:
-        Trainer(accelerator="simulated", devices=4, strategy="self_balance")  # AUTOBALANCE_SIMULATE=4x96MiB python train.py
+        autobalance.simulate("4x96MiB")
+        Trainer(accelerator="simulated", devices=4, strategy="self_balance")
     """
 
     lightning_package: str

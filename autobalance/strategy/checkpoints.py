@@ -41,7 +41,7 @@ def host_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_host(value: Any) -> Any:
-    """`value` with every tensor in its lists, tuples and dicts on the CPU; what has no tensor elsewhere is `value` itself.
+    """`value` with every tensor in its lists, tuples and dicts on the CPU; the same object if all are there.
 
     Example:
         >>> to_host({"step": torch.tensor(1.0), "lr": 0.1})
@@ -67,7 +67,7 @@ def to_host(value: Any) -> Any:
 
 
 def send_state_home(optimizers: Iterable[Optimizer]) -> None:
-    """Move each parameter's optimizer state to the parameter; step counters stay, since optimizers keep them on the host."""
+    """Move each parameter's optimizer state to the parameter; step counters stay on the host, as optimizers want."""
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             if not isinstance(parameter, Tensor) or not isinstance(state, MutableMapping):

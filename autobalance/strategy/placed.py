@@ -64,7 +64,9 @@ class Placed:
         declared = methods() if callable(methods) else None
         self._installed = install(module, blocks, places, DeviceLocator(devices), declared)
         self._buffers = [
-            (part, name, buffer.device) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)
+            (part, name, buffer.device)
+            for part in module.modules()
+            for name, buffer in part.named_buffers(recurse=False)
         ]
 
     def glue(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""From the Trainer's run to its plan: sample batches, a trial, the search, and a trial of what it found."""
+"""The plan of the Trainer's run: the user's own, the last run's, or the best for batches of the user's own loaders."""
 
 from __future__ import annotations
 
@@ -8,27 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from autobalance.blocks import find_blocks
 from autobalance.compat import data_owners, loader_attachment_kept
-from autobalance.devices.detect import detect_devices
-from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.plan import Plan
-from autobalance.partitioning.search import plan as search
-from autobalance.profiling.profile import Profile
-from autobalance.profiling.profiler import Profiler
-from autobalance.profiling.trial import Batch
+from autobalance.strategy.best_plan import best_plan
 from autobalance.strategy.loaders import elements_in, sample_batches
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
-from autobalance.strategy.trial import LightningTrial
 from autobalance.strategy.undisturbed import undisturbed
-
-# The trial of a plan, as placed, may stand above the replay that found it. Each round takes that into account.
-_MOST_ROUNDS = 4
 
 
 def read_plan(plan: Plan | str | Path | None) -> Plan | None:
@@ -70,68 +59,10 @@ def plan_run(
         if before is not None and before.covers(module, training, elements):
             return before
         try:
-            plan = _make_plan(trainer, options, devices, batches)
+            plan = best_plan(trainer, options, devices, batches)
         except InfeasiblePlanError as error:
             raise _with_note_on_notebooks(error, devices) from None
     return Placed(weakref.ref(module), plan, training, elements)
-
-
-def as_devices(devices: Sequence[torch.device]) -> tuple[Device, ...]:
-    """The Trainer's devices as the planner sees them, with the memory that is free for this run.
-
-    Args:
-        devices: CUDA, simulated or CPU devices; a CPU device stands for an equal share of the host's free memory.
-    """
-    kind = devices[0].type
-    if kind == "cuda":
-        return detect_devices([device.index or 0 for device in devices])
-    if kind == "cpu":
-        free = psutil.virtual_memory().available // len(devices)
-        return tuple(Device(f"cpu ({index})", free) for index in range(len(devices)))
-    backend = torch.get_device_module(kind)
-    return tuple(Device(str(device), backend.mem_get_info(device)[0]) for device in devices)
-
-
-def _make_plan(trainer: Any, options: Options, devices: Sequence[torch.device], batches: Sequence[Batch]) -> Plan:
-    module = trainer.lightning_module
-    profiler = Profiler(module, find_blocks(module), LightningTrial(trainer), batches, trainer.state.fn == "fit")
-    profile, targets = profiler.profile(), as_devices(devices)
-    excess = (0,) * len(targets)
-    for _ in range(_MOST_ROUNDS):
-        plan = _search(profile, targets, options, excess)
-        forecast = _forecast(profiler, plan)
-        if all(peak <= budget for peak, budget in zip(forecast, plan.budgets, strict=True)):
-            return plan.with_peaks(forecast, notes=[note for note in profiler.notes if note not in plan.notes])
-        over = (peak - replayed for peak, replayed in zip(forecast, plan.peaks, strict=True))
-        excess = tuple(max(known, new) for known, new in zip(excess, over, strict=True))
-    raise InfeasiblePlanError(
-        f"no plan was found in {_MOST_ROUNDS} rounds whose trial stays within the budgets; the last one needs {forecast} bytes "
-        f"of {plan.budgets}. A smaller batch or more devices would help.",
-        need=tuple(forecast),
-        budget=plan.budgets,
-    )
-
-
-def _search(profile: Profile, targets: Sequence[Device], options: Options, excess: Sequence[int]) -> Plan:
-    return search(
-        profile,
-        targets,
-        policy=options.policy,
-        micro_batches=options.micro_batches,
-        schedule=options.schedule,
-        max_memory=options.max_memory,
-        reserve=options.reserve,
-        pin=options.pin,
-        recompute=options.recompute,
-        offload=options.offload,
-        excess=excess,
-    )
-
-
-def _forecast(profiler: Profiler, plan: Plan) -> list[int]:
-    """Peaks per device of a trial with the plan's placement installed."""
-    forecasts = profiler.forecast(plan.block_names, plan.assignment, plan.device_map, plan.root, len(plan.devices))
-    return [forecast.peak for forecast in forecasts]
 
 
 def _with_note_on_notebooks(error: InfeasiblePlanError, devices: Sequence[torch.device]) -> InfeasiblePlanError:

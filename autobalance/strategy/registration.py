@@ -52,7 +52,7 @@ def register(root: str) -> None:
 
 
 def current_strategy() -> type[Any]:
-    """`SelfBalanceStrategy` for the Lightning packages imported so far; for `pytorch_lightning` if there is none yet."""
+    """`SelfBalanceStrategy` for the Lightning packages imported so far; if none, for `pytorch_lightning`."""
     roots = imported_roots() or ROOTS[:1]
     for root in roots:
         register(root)
@@ -112,9 +112,6 @@ def _chooser(roots: tuple[str, ...], bases: tuple[type[Any], ...]) -> type[Any]:
         call: Callable[..., Any] = lambda self, *args, **kwargs: own(self)(self, *args, **kwargs)
         return call
 
-    shared = {name for base in bases for cls in base.__mro__[:-1] for name, value in vars(cls).items() if _is_own(value)}
-    return type("_ChoosesLightning", (), {name: choose(name) for name in shared if not name.startswith("__")})
-
-
-def _is_own(value: object) -> bool:
-    return isinstance(value, (types.FunctionType, property))
+    members = [member for base in bases for cls in base.__mro__[:-1] for member in vars(cls).items()]
+    names = {name for name, value in members if isinstance(value, (types.FunctionType, property))}
+    return type("_ChoosesLightning", (), {name: choose(name) for name in names if not name.startswith("__")})

@@ -37,8 +37,8 @@ class SelfBalanceStrategy(Base):
     targets, metrics and `self.log` need no change. `trainer.strategy.plan` tells what is where.
 
     Args:
-        policy: "auto" and "balanced" level the devices' relative use of memory; "balanced_low_0" keeps device 0 as free as it
-            can, for batch and outputs; "sequential" fills one device after the other.
+        policy: "auto" and "balanced" level the devices' relative use of memory; "balanced_low_0" keeps device 0 as free
+            as it can, for batch and outputs; "sequential" fills one device after the other.
         max_memory: most bytes ("10GiB") on a device, by its position in the Trainer's `devices`.
         reserve: bytes to leave free on each device; "auto" is an allowance for real devices, nothing for simulated ones.
         pin: device position by block name.
@@ -151,8 +151,8 @@ class SelfBalanceStrategy(Base):
     def num_nodes(self, count: int) -> None:
         if count != 1:
             raise ValueError(
-                f"Trainer(num_nodes={count}): strategy 'self_balance' spreads a model over the devices of one machine, in one "
-                f"process. Use num_nodes=1."
+                f"Trainer(num_nodes={count}): strategy 'self_balance' spreads a model over the devices of one machine, in "
+                f"one process. Use num_nodes=1."
             )
 
     @property
@@ -165,9 +165,9 @@ class SelfBalanceStrategy(Base):
         processes = 1 if environment is None else environment.world_size()
         if processes > 1:
             raise ValueError(
-                f"{type(environment).__name__} has started {processes} processes, but strategy 'self_balance' runs all devices "
-                f"from one: each process would train the whole model and write the same checkpoints. Start the script "
-                f"once: plain `python` instead of torchrun, `--ntasks=1` under SLURM."
+                f"{type(environment).__name__} has started {processes} processes, but strategy 'self_balance' runs all "
+                f"devices from one: each process would train the whole model and write the same checkpoints. Start the "
+                f"script once: plain `python` instead of torchrun, `--ntasks=1` under SLURM."
             )
         self._cluster_environment = environment
 
@@ -218,6 +218,7 @@ class SelfBalanceStrategy(Base):
         assert self.accelerator is not None
         self._trainer = trainer
         self.accelerator.setup(trainer)
+        assert self.model is not None
         self.model = self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         fitting = trainer.state.fn == "fit"
@@ -251,7 +252,7 @@ class SelfBalanceStrategy(Base):
 
     @contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
-        """Models are built on the host, or without memory where `empty_init` asks for that: no one device could hold them."""
+        """Models are built on the host, or on meta where `empty_init` asks for it: no one device could hold them."""
         with torch.device("meta" if empty_init else "cpu"), self.precision_plugin.tensor_init_context():
             yield
 
@@ -308,7 +309,7 @@ class SelfBalanceStrategy(Base):
         return state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint that any strategy and any number of devices can load: callbacks' tensors go to the host, too."""
+        """Write a checkpoint that any strategy can load on any devices: callbacks' tensors go to the host, too."""
         super().save_checkpoint(to_host(checkpoint), filepath, storage_options=storage_options)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -286,5 +286,3 @@ def _no_gradients(trainer: Any) -> Iterator[None]:
     inference = bool(getattr(trainer, "_inference_mode", True))
     with torch.inference_mode() if inference else torch.no_grad():
         yield
-
-

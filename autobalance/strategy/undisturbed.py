@@ -1,6 +1,6 @@
 """Look at the user's data without leaving a trace: random states, samplers, datasets and loaders are put back.
 
-What cannot be put back is a stream that is read once, such as a generator or an open connection; it loses what was read.
+What cannot be put back is a stream that is read once, such as a generator or an open connection.
 """
 
 from __future__ import annotations
