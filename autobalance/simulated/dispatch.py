@@ -15,6 +15,7 @@ from autobalance.simulated.tensor import SimulatedTensor
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
+_NON_FINITE_CHECK = _aten._amp_foreach_non_finite_check_and_unscale_.default
 
 observer: Callable[[Any, Any, Any, Any, int | None], None] | None = None
 """Called as `observer(func, args, kwargs, result, account)` after each operation on simulated tensors."""
@@ -63,18 +64,18 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     special = special_cases.get(func)
     if special is not None:
         return special(func, args, kwargs)
-    return _Call(func, args, kwargs).run(func)
+    return Call(func, args, kwargs).run(func)
 
 
 def emulate(func: Any, kernel: Callable[..., Any]) -> None:
     """Let `kernel` on elements stand in for an operator that the CPU does not have."""
-    special_cases[func] = lambda func, args, kwargs: _Call(func, args, kwargs).run(kernel)
+    special_cases[func] = lambda func, args, kwargs: Call(func, args, kwargs).run(kernel)
 
 
-class _Call:
+class Call:
     """One operation under way: its operands, and where its results belong."""
 
-    __slots__ = ("args", "first", "func", "index", "kwargs", "lists", "operation", "wrappers")
+    __slots__ = ("args", "first", "func", "host_operand", "index", "kwargs", "lists", "operation", "stranger", "wrappers")
 
     def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
         self.func = func
@@ -84,6 +85,8 @@ class _Call:
         self.first: SimulatedTensor | None = None
         self.index: int | None = None
         self.lists: list[SimulatedTensor] | None = None
+        self.stranger: torch.Tensor | None = None
+        self.host_operand: torch.Tensor | None = None
         self.wrappers: dict[int, SimulatedTensor] = {}
 
     def run(self, kernel: Any) -> Any:
@@ -101,35 +104,38 @@ class _Call:
 
     def _find_device(self) -> None:
         """Find the first simulated operand, check that no other is elsewhere, and see where results belong."""
-        stranger: torch.Tensor | None = None
-        by_element = self.operation.by_element
-        strict = not self.operation.moves
+        operation = self.operation
         for value in (*self.args, *self.kwargs.values()):
             if isinstance(value, torch.Tensor):
-                if isinstance(value, SimulatedTensor):
-                    if self.first is None:
-                        self.first, self.index = value, value.index
-                    elif strict and value.index != self.index and value.dim() + (self.index is None) > 0:
-                        stranger = value
-                elif strict and value.dim() > 0:
-                    stranger = value
+                self._see(value, operation.moves or operation.reads_host)
             elif type(value) in (list, tuple) and value and isinstance(value[0], (torch.Tensor, type(None))):
-                if by_element:
+                if operation.by_element:
                     self._check_list(value)
                     continue
                 for item in value:
-                    if isinstance(item, SimulatedTensor):
-                        if self.first is None:
-                            self.first, self.index = item, item.index
-                        elif item.index != self.index and not (self.operation.indexed and item.index is None):
-                            stranger = item
-                    elif isinstance(item, torch.Tensor) and item.dim() > 0 and not self.operation.indexed:
-                        stranger = item
-        if stranger is not None and self.first is not None:
-            self._refuse(self.first.device, stranger.device)
+                    if isinstance(item, torch.Tensor):
+                        self._see(item, operation.indexed)
+        if self.index is not None and self.first is not None:
+            stranger = self.stranger if self.stranger is not None else self.host_operand
+            if stranger is not None:
+                self._refuse(self.first.device, stranger.device)
         where = self.kwargs.get("device")
         if where is not None:
             self.index = backend.index_of(where) if where.type == backend.NAME else None
+
+    def _see(self, value: torch.Tensor, host_is_welcome: bool) -> None:
+        """Take one operand into account; as on CUDA, a scalar of the host may join any device."""
+        simulated = isinstance(value, SimulatedTensor)
+        index = value.index if simulated else None
+        if index is None:
+            if simulated and self.first is None:
+                self.first = value
+            if not host_is_welcome and value.dim() > 0:
+                self.host_operand = value
+        elif self.index is None:
+            self.first, self.index = value, index
+        elif index != self.index and not self.operation.moves:
+            self.stranger = value
 
     def _check_list(self, items: Any) -> None:
         """Operations on lists work element by element: only equal positions must be on one device."""
@@ -234,6 +240,8 @@ class _Call:
             source, index = item, item.index
         if index is None and not compat.is_fake(value):
             return value
+        if value.is_complex() and value.is_conj():
+            value = value.resolve_conj()  # the wrapper does not carry torch's lazy conjugation
         account = None
         if ledger.is_tracing():
             account = source.account if source is not None and source.index == index else current_account
@@ -290,6 +298,8 @@ class _Call:
         """Keep real values beside new results, and forget what was overwritten by something unknown."""
         if self.operation.writes and (real is None or not written_is_known):
             for position, name in self.operation.writes:
+                if self.func is _NON_FINITE_CHECK and name == "found_inf":
+                    continue  # unknown gradients are taken as finite: a loss scaler must not skip the step
                 operand = self.args[position] if position < len(self.args) else self.kwargs.get(name)
                 for written in operand if isinstance(operand, (list, tuple)) else (operand,):
                     if isinstance(written, SimulatedTensor):
@@ -339,7 +349,7 @@ def _resize(func: Any, args: Any, kwargs: Any) -> Any:
     target, size = args[0], args[1]
     wanted = target.elements.itemsize * (target.elements.storage_offset() + _product(size))
     ledger.reserve(target.elements.untyped_storage(), wanted, target.account)
-    return _Call(func, args, kwargs).run(func)
+    return Call(func, args, kwargs).run(func)
 
 
 def _product(sizes: Any) -> int:

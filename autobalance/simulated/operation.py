@@ -26,6 +26,13 @@ INDEXED = {
 }
 """Operators whose indices, a list, may be on the host."""
 
+READS_HOST = {
+    _aten._pack_padded_sequence.default,
+    _aten._ctc_loss.Tensor,
+    _aten._ctc_loss_backward.Tensor,
+}
+"""Operators that take lengths, which are on the host."""
+
 OVERWRITES = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default}
 """Operators whose result does not depend on what their first operand held."""
 
@@ -41,6 +48,7 @@ class Operation:
         moves: whether operands may be on different devices.
         indexed: whether operands inside a list may be on the host.
         by_element: whether it works on lists, element by element (`_foreach_*`, fused optimizers).
+        reads_host: whether some operands are on the host.
         random: whether its result depends on the random generator.
         shaped_by_data: whether the result's shape depends on numbers.
         overwrites: whether the first argument is written without being read.
@@ -53,6 +61,7 @@ class Operation:
         "name",
         "overwrites",
         "random",
+        "reads_host",
         "reshapes",
         "returns",
         "shaped_by_data",
@@ -76,6 +85,7 @@ class Operation:
         self.moves = func in MOVES
         self.indexed = func in INDEXED
         self.by_element = short.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        self.reads_host = func in READS_HOST
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.shaped_by_data = torch.Tag.dynamic_output_shape in func.tags
         self.overwrites = func in OVERWRITES

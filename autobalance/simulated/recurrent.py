@@ -1,14 +1,17 @@
-"""Fused cells of LSTM and GRU: torch picks them for an accelerator, and the CPU has no kernels for them.
+"""Fused cells of LSTM and GRU: torch picks them for an accelerator, and the CPU has no kernels for them. Packed sequences.
 
 Formulas and layout of the workspaces are those of torch's CUDA kernels (aten/src/ATen/native/cuda/RNN.cu).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from autobalance.simulated.dispatch import emulate
+from autobalance.simulated import elements
+from autobalance.simulated.dispatch import Call, emulate, special_cases
 
 _aten = torch.ops.aten
 
@@ -19,6 +22,7 @@ def register() -> None:
     emulate(_aten._thnn_fused_lstm_cell_backward_impl.default, lstm_cell_backward)
     emulate(_aten._thnn_fused_gru_cell.default, gru_cell)
     emulate(_aten._thnn_fused_gru_cell_backward.default, gru_cell_backward)
+    special_cases[_aten._pack_padded_sequence.default] = _pack_padded_sequence
 
 
 def lstm_cell(
@@ -109,3 +113,25 @@ def gru_cell_backward(
 def _wide(value: Tensor) -> Tensor:
     """CUDA's kernels compute half precision in float32."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def _pack_padded_sequence(func: Any, args: Any, kwargs: Any) -> tuple[Any, Tensor]:
+    """The packed data on the device, and the batch sizes, which recurrent layers read, on the host."""
+    padded, lengths, batch_first = args
+    if elements.fake_mode is None:
+        batch_sizes: list[Tensor] = []
+
+        def pack(padded: Tensor, lengths: Tensor, batch_first: bool) -> Tensor:
+            data, sizes = func(padded, lengths, batch_first)
+            batch_sizes.append(sizes)
+            return data
+
+        return Call(func, args, kwargs).run(pack), batch_sizes[0]
+    real_lengths = elements.known_of(lengths)
+    if real_lengths is None:
+        raise RuntimeError("the lengths of a packed sequence are not known while elements are fake")
+    # Batch sizes depend on the lengths only: one feature stands for all.
+    _, sizes = func(torch.zeros((*padded.shape[:2], 1)), real_lengths, batch_first)
+    packed_length = int(sizes.sum())
+    result = Call(func, args, kwargs).run(lambda padded, *_: padded.new_empty((packed_length, *padded.shape[2:])))
+    return result, sizes

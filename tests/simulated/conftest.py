@@ -11,10 +11,18 @@ import torch
 from autobalance.simulated import simulate
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Leave what torch itself brought out of garbage collections, which these tests ask for often."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def simulated_devices() -> Iterator[None]:
-    """Four devices; garbage of earlier tests is collected first, so that bytes counted are the test's own."""
-    gc.collect()
+    """Four devices without a memory limit."""
     with simulate(4):
         yield
 
@@ -22,5 +30,6 @@ def simulated_devices() -> Iterator[None]:
 @pytest.fixture
 def allocated() -> Iterator[object]:
     """A function that says how many bytes of a device the test itself holds."""
+    gc.collect()
     before = [torch.simulated.memory_allocated(index) for index in range(4)]
     yield lambda index=0: torch.simulated.memory_allocated(index) - before[index]
