@@ -1,0 +1,134 @@
+"""The best plan for the Trainer's run: profiled by a trial, searched, and checked by a trial of its placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from autobalance.blocks import find_blocks
+from autobalance.devices.detect import detect_devices
+from autobalance.devices.device import Device
+from autobalance.errors import InfeasiblePlanError
+from autobalance.partitioning.plan import Plan
+from autobalance.partitioning.search import plan as search
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.profiler import Forecast, Profiler
+from autobalance.profiling.trial import Batch
+from autobalance.strategy.options import Options
+from autobalance.strategy.trial import LightningTrial
+from autobalance.units import format_size
+
+ATTEMPTS = 8  # plans that are traced before giving up; one is enough unless budgets are tight to the last kilobyte
+
+
+def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], batches: Sequence[Batch]) -> Plan:
+    """Profile the Trainer's module, and search the best plan whose installed trace keeps every budget.
+
+    Args:
+        trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
+        options: how to plan.
+        devices: the Trainer's devices.
+        batches: one of every loader the run will meet, training first.
+
+    Returns:
+        The plan; its peaks are those of the trace with the placement installed.
+
+    Raises:
+        InfeasiblePlanError: if no plan fits.
+    """
+    module = trainer.lightning_module
+    profiler = Profiler(
+        module, find_blocks(module), LightningTrial(trainer), batches, training=trainer.state.fn == "fit"
+    )
+    return checked_plan(profiler, profiler.profile(), planned_devices(devices), options)
+
+
+def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options) -> Plan:
+    """Search until the trace with the placement installed keeps every budget.
+
+    The search scores by replay; what it does not see (a copy that two blocks could share, say) is found by the trace,
+    and held against the budgets of the next search.
+
+    Args:
+        profiler: traces placements.
+        profile: what the blocks cost.
+        devices: what there is.
+        options: how to plan.
+
+    Raises:
+        InfeasiblePlanError: if no plan fits, or none of the plans that the search found does when installed.
+    """
+    excess = [0] * len(devices)
+    for _ in range(ATTEMPTS):
+        plan = search(
+            profile,
+            list(devices),
+            policy=options.policy,
+            micro_batches=options.micro_batches,
+            schedule=options.schedule,
+            max_memory=options.max_memory,
+            reserve=options.reserve,
+            pin=options.pin,
+            recompute=options.recompute,
+            offload=options.offload,
+            excess=excess,
+        )
+        found = forecast(profiler, plan)
+        peaks = [device.peak for device in found]
+        if all(peak <= budget for peak, budget in zip(peaks, plan.budgets, strict=True)):
+            return plan.with_peaks(peaks, [_highest(plan, found)])
+        excess = [
+            max(before, peak - replayed) for before, peak, replayed in zip(excess, peaks, plan.peaks, strict=True)
+        ]
+    raise _never_fits(plan, peaks)
+
+
+def forecast(profiler: Profiler, plan: Plan) -> list[Forecast]:
+    """Peaks of a plan, traced with its placement installed.
+
+    Args:
+        profiler: traces placements.
+        plan: the plan.
+    """
+    return profiler.forecast(plan.block_names, plan.assignment, plan.device_map, plan.root, len(plan.devices))
+
+
+def planned_devices(devices: Sequence[torch.device]) -> list[Device]:
+    """What the Trainer's devices can hold now.
+
+    Args:
+        devices: of one type; those of the CPU share the host's memory equally.
+    """
+    if devices[0].type == "cuda":
+        return list(detect_devices([device.index or 0 for device in devices]))
+    host = psutil.virtual_memory()
+    if devices[0].type == "cpu":
+        return [Device(f"cpu:{index}", host.available // len(devices)) for index in range(len(devices))]
+    backend = torch.get_device_module(devices[0])
+    free = [min(backend.mem_get_info(device)[0], host.total) for device in devices]
+    return [Device(str(device), bytes_free) for device, bytes_free in zip(devices, free, strict=True)]
+
+
+def _highest(plan: Plan, found: Sequence[Forecast]) -> str:
+    uses = [device.peak / max(1, budget) for device, budget in zip(found, plan.budgets, strict=True)]
+    fullest = max(range(len(uses)), key=uses.__getitem__)
+    return f"the highest use is reached in: {found[fullest].phase} ({plan.devices[fullest].name})"
+
+
+def _never_fits(plan: Plan, peaks: Sequence[int]) -> InfeasiblePlanError:
+    lines = [
+        f"  {device.name}: need {format_size(peak)}, budget {format_size(budget)}, "
+        f"short of {format_size(max(0, peak - budget))}"
+        for device, peak, budget in zip(plan.devices, peaks, plan.budgets, strict=True)
+    ]
+    return InfeasiblePlanError(
+        f"none of the {ATTEMPTS} best plans keeps its budgets when its placement is traced; the last one:\n"
+        + "\n".join(lines)
+        + "\nA smaller batch, more devices or a few more kilobytes of budget will help.",
+        need=tuple(peaks),
+        budget=plan.budgets,
+        shortfall=tuple(max(0, peak - budget) for peak, budget in zip(peaks, plan.budgets, strict=True)),
+    )
