@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from autobalance.partitioning.score import score
     from autobalance.partitioning.search import plan
     from autobalance.placement import dispatch
-    from autobalance.profiling import profile
     from autobalance.profiling.profile import Profile
+    from autobalance.profiling.profiler import profile
     from autobalance.simulated import simulate
     from autobalance.strategy import SelfBalanceStrategy
 
@@ -37,7 +37,7 @@ _HOMES = {
     "SelfBalanceStrategy": "autobalance.strategy",
     "dispatch": "autobalance.placement",
     "plan": "autobalance.partitioning.search",
-    "profile": "autobalance.profiling",
+    "profile": "autobalance.profiling.profiler",
     "score": "autobalance.partitioning.score",
     "simulate": "autobalance.simulated",
 }
