@@ -15,6 +15,7 @@ from autobalance.profiling.costs import build_profile
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.trace import Traced, trace_apart, trace_placed
 from autobalance.profiling.trial import Batch, PlainTrial, Step, Trial
+from autobalance.simulated.installation import install
 
 logger = logging.getLogger(__name__)
 Kind = Literal["fake", "real"]
@@ -130,6 +131,7 @@ class Profiler:
         return forecasts(traced, devices)
 
     def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
+        install()  # a trial needs simulated tensors, with or without configured devices
         try:
             return trace(self._kind)
         except Exception as error:
