@@ -88,6 +88,7 @@ class TiedGpt(Gpt):
 
     def __init__(self) -> None:
         super().__init__()
+        nn.init.normal_(self.embed.weight, std=0.3)
         self.head.weight = self.embed.weight
 
 

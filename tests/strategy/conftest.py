@@ -1,0 +1,92 @@
+"""Every test of this room runs for both Lightning packages, on simulated devices unless it says otherwise."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+import autobalance
+
+PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+
+# What Lightning says about the tiny loaders, the silent Trainers and the short epochs of these tests.
+EXPECTED_WARNINGS = (
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*number of training batches .* is smaller than the logging interval:UserWarning",
+    "ignore:.*exists and is not empty:UserWarning",
+    "ignore:You called `self.log.*but have no logger configured:UserWarning",
+    "ignore:.*isinstance.treespec, LeafSpec.* is deprecated:FutureWarning",
+    "ignore:Trying to infer the `batch_size` from an ambiguous collection:UserWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "strategy":
+            for warning in EXPECTED_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(params=PACKAGES)
+def lightning(request: pytest.FixtureRequest) -> ModuleType:
+    """One Lightning package after the other; both stay loaded."""
+    for package in PACKAGES:
+        importlib.import_module(package)
+    from autobalance.strategy.registration import register_imported
+
+    register_imported()
+    module: ModuleType = importlib.import_module(request.param)
+    return module
+
+
+@pytest.fixture
+def simulated() -> Iterator[None]:
+    """Four simulated devices without a memory limit."""
+    gc.collect()
+    with autobalance.simulate(4):
+        yield
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Keep Lightning's information out of test reports."""
+    loggers = [logging.getLogger(package) for package in PACKAGES]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def trainer(lightning: ModuleType) -> Callable[..., Any]:
+    """Makes Trainers that say and write little: four simulated devices, one epoch."""
+
+    def make(**options: Any) -> Any:
+        defaults = {
+            "accelerator": "simulated",
+            "devices": 4,
+            "strategy": "self_balance",
+            "max_epochs": 1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
+        return lightning.Trainer(**{**defaults, **options})
+
+    return make
+
+
+def loader(batches: list[Any]) -> DataLoader[Any]:
+    """Ready-made batches, in their order."""
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]  # a list is a dataset

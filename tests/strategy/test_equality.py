@@ -1,0 +1,68 @@
+"""A split model learns what the unsplit one learns: same losses, same weights, however its blocks are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from models import CASES, adamw, sgd
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+STEPS = 5
+
+
+def run(
+    lightning: ModuleType, trainer: Callable[..., Any], case: str, optimizer: Callable[[Any], Any], **options: Any
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of each step and the weights after the last."""
+    losses: list[float] = []
+
+    class Losses(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
+            losses.append(float(outputs["loss"]))
+
+    model = CASES[case].make(lightning.LightningModule, optimizer)
+    batches: Any = CASES[case].batches(STEPS)
+    trainer(callbacks=[Losses()], **options).fit(model, DataLoader(batches, batch_size=None))
+    return losses, {name: value.double() for name, value in model.state_dict().items()}
+
+
+def relative_distance(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    difference = sum((weights[name] - others[name]).square().sum() for name in weights)
+    total = sum(others[name].square().sum() for name in weights)
+    return float((difference / total) ** 0.5)
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("optimizer", "tolerance"), [(sgd, 1e-6), (adamw, 1e-4)])
+def test_four_devices_train_as_one_device_and_as_the_cpu(
+    lightning: ModuleType, trainer: Callable[..., Any], case: str, optimizer: Callable[[Any], Any], tolerance: float
+) -> None:
+    losses, weights = run(lightning, trainer, case, optimizer)
+    assert len(losses) == STEPS
+    one_device = {"devices": 1, "strategy": "auto"}
+    for options in ({"accelerator": "cpu", **one_device}, {"accelerator": "simulated", **one_device}):
+        expected, expected_weights = run(lightning, trainer, case, optimizer, **options)
+        assert losses == pytest.approx(expected, rel=0, abs=1e-6)
+        assert relative_distance(weights, expected_weights) < tolerance
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize("case", CASES)
+def test_a_split_model_uses_several_devices(lightning: ModuleType, trainer: Callable[..., Any], case: str) -> None:
+    made = trainer()
+    model = CASES[case].make(lightning.LightningModule)
+    devices: set[str] = set()
+
+    class Look(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+            devices.update(str(parameter.device) for parameter in module.parameters())
+
+    made.callbacks.append(Look())
+    made.fit(model, DataLoader(CASES[case].batches(1), batch_size=None))  # type: ignore[arg-type]
+    assert len(devices) >= 3
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
