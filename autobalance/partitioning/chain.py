@@ -31,7 +31,7 @@ class Chain:
     """Units in call order, the items beside them, and which units are bound to a device.
 
     Example:
-        >>> chain = build_chain(profile, pins={}, root=None, devices=4, free_pins=False)
+        >>> chain = build_chain(profile, pins={}, root=None, free_pins=False)
 
     Attributes:
         units: owners (block indices, and `ROOT` with the last block) of each unit.
@@ -71,17 +71,16 @@ class Chain:
         return tuple(device_of[block] for block in range(len(device_of))), root
 
 
-def build_chain(profile: Profile, pins: Mapping[int, int], root: int | None, devices: int, *, free_pins: bool) -> Chain:
+def build_chain(profile: Profile, pins: Mapping[int, int], root: int | None, *, free_pins: bool) -> Chain:
     """The chain of a profile.
 
     Example:
-        >>> build_chain(profile, pins={3: 0}, root=None, devices=4, free_pins=False)
+        >>> build_chain(profile, pins={3: 0}, root=None, free_pins=False)
 
     Args:
         profile: what is split.
         pins: block index or `ROOT` -> device.
         root: device of the root where the policy says so; a pin of `ROOT` wins. None: with the last block.
-        devices: how many devices there are.
         free_pins: take pinned blocks out of the chain, so that they need not follow the call order.
 
     Raises:

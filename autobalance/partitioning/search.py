@@ -11,6 +11,7 @@ from autobalance.partitioning.bounds import area_bound, indivisible_bound
 from autobalance.partitioning.budgets import budgets_of
 from autobalance.partitioning.chain import build_chain, resolve_pins
 from autobalance.partitioning.infeasible import infeasible
+from autobalance.partitioning.minmax import Key
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.policies import POLICIES, balanced, policy_name
 from autobalance.partitioning.problem import Problem, Solution
@@ -21,6 +22,8 @@ from autobalance.units import parse_size
 
 # Plans that a process remembers. A fit asks again for the plan that a trial made.
 _REMEMBERED = 8
+# A pinned block out of call order costs transfers; it has to lower what the policy minimises by more than this share.
+_PRICE_OF_DISORDER = 0.05
 
 
 def plan(
@@ -41,8 +44,8 @@ def plan(
     """The best split of a model over devices.
 
     Blocks stay in call order: each device holds consecutive ones, devices in the given order. Beside that order stand
-    only groups that must share a device but are not consecutive (tied weights, a module used twice): they are tried on
-    every device; and pinned blocks, where the pins cannot be had in order.
+    only groups that must share a device but are not consecutive (tied weights, a module used twice), which are tried on
+    every device, and pinned blocks, where leaving the order lets a plan fit or betters it by more than 5 %.
 
     Example:
         >>> plan = autobalance.plan(profile, "4x80GiB")
@@ -100,14 +103,24 @@ def _search(
     excess: tuple[int, ...],
 ) -> Plan:
     root = 0 if policy == "balanced_low_0" else None
-    # Pins keep the call order where they can; where nothing fits that way, pinned blocks leave the chain.
+    best: tuple[Problem, Solution] | None = None
     for free_pins in (False, True) if pins else (False,):
-        chain = build_chain(profile, dict(pins), root, len(devices), free_pins=free_pins)
+        chain = build_chain(profile, dict(pins), root, free_pins=free_pins)
         problem = Problem(profile.timeline, chain, budgets, excess)
         solution = problem.solve(POLICIES[policy])
-        if solution is not None:
-            return _as_plan(profile, devices, policy, problem, solution)
-    raise infeasible(profile, problem, devices)
+        if solution is not None and (best is None or _clearly_less(solution.key, best[1].key)):
+            best = (problem, solution)
+    if best is None:
+        raise infeasible(profile, problem, devices)
+    return _as_plan(profile, devices, policy, *best)
+
+
+def _clearly_less(key: Key, other: Key) -> bool:
+    """Whether the first entries that differ by more than the price of leaving the call order differ downwards."""
+    for mine, theirs in zip(key, other, strict=True):
+        if abs(mine - theirs) > _PRICE_OF_DISORDER * abs(theirs):
+            return mine < theirs
+    return False
 
 
 def _as_plan(profile: Profile, devices: tuple[Device, ...], policy: str, problem: Problem, solution: Solution) -> Plan:

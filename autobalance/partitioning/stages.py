@@ -1,10 +1,9 @@
 """Exact peaks of every possible stage at once.
 
 The units of a chain lie in call order; a stage holds the units `[i, j)`. A single pass over the storage events keeps,
-for
-all stages side by side, the bytes that each would hold now: a storage of unit `u` counts in the stages with `i <= u <
-j`, which are a rectangle of the matrix. Storages that share a value count once in a stage, so that the birth of one
-adds only to the stages that hold no other.
+for all stages side by side, the bytes that each would hold now: a storage of unit `u` counts in the stages with
+`i <= u < j`, which are a rectangle of the matrix. Storages that share a value count once in a stage, so that the birth
+of one adds only to the stages that hold no other.
 """
 
 from __future__ import annotations

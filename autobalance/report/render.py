@@ -21,4 +21,4 @@ def render(drawing: RenderableType, width: int | None = None) -> str:
     columns = shutil.get_terminal_size(fallback=(100, 24)).columns if width is None else width
     out = io.StringIO()
     Console(file=out, width=columns, color_system=None, force_terminal=False, highlight=False).print(drawing)
-    return out.getvalue().rstrip("\n")
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))

@@ -1,15 +1,18 @@
-"""A plan and a profile as tables."""
+"""A plan and a profile as tables. All sizes of a table are in one unit, which the line above it names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
 
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from autobalance.partitioning.plan import Plan
-from autobalance.profiling.profile import Profile
+from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.units import format_size
 
 
@@ -19,43 +22,40 @@ def plan_table(plan: Plan) -> Group:
     Example:
         >>> rich.print(plan_table(plan))
     """
-    table = Table(title=_title(plan), title_justify="left", expand=False, show_footer=False)
-    table.add_column("device", no_wrap=True)
-    table.add_column("blocks", overflow="fold")
-    for heading in ("weights", "gradients", "optimizer", "saved", "peak", "budget", "use"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    unit, size = _one_unit(max(plan.peaks))
+    covered = f", batch: {plan.batch}" if plan.batch else ""
+    title = f"{len(plan.blocks)} blocks on {len(plan.devices)} devices, policy {plan.policy}{covered}; sizes in {unit}"
+    costs: dict[str, Callable[[BlockCost], int]] = {
+        "weights": lambda block: block.weights + block.buffers,
+        "grads": lambda block: block.gradients,
+        "optim": lambda block: block.optimizer,
+        "saved": lambda block: block.saved,
+    }
+    # A column of nothing but zeros, as in inference, only takes the room of the others.
+    shown = {heading: cost for heading, cost in costs.items() if any(map(cost, plan.blocks))}
+    table = _table(left=("device", "blocks"), right=(*shown, "peak", "budget", "use"))
     for index, device in enumerate(plan.devices):
         blocks = plan.blocks_on(index)
-        rows = [plan.blocks[block] for block in blocks]
-        what = block_ranges(blocks, plan.block_names)
+        held = block_ranges(blocks, plan.block_names)
         if index == plan.root:
-            what = f"{what}; batch, loss" if blocks else "batch, loss"
+            held = f"{held}; batch, loss" if blocks else "batch, loss"
         table.add_row(
             str(index) if device.name == f"device {index}" else f"{index} {device.name}",
-            what or "(empty)",
-            format_size(sum(row.weights + row.buffers for row in rows)),
-            format_size(sum(row.gradients for row in rows)),
-            format_size(sum(row.optimizer for row in rows)),
-            format_size(sum(row.saved for row in rows)),
-            format_size(plan.peaks[index]),
-            format_size(plan.budgets[index]),
+            held or "(empty)",
+            *(size(sum(cost(plan.blocks[block]) for block in blocks)) for cost in shown.values()),
+            size(plan.peaks[index]),
+            size(plan.budgets[index]),
             f"{plan.uses[index]:.1%}",
         )
-    return Group(table, *(Text(line) for line in _below(plan)))
-
-
-def _title(plan: Plan) -> str:
-    covered = f", batch: {plan.batch}" if plan.batch else ""
-    return f"{len(plan.blocks)} blocks on {len(plan.devices)} devices, policy {plan.policy}{covered}"
+    return Group(Text(title), table, *(Text(line) for line in _below(plan)))
 
 
 def _below(plan: Plan) -> list[str]:
     lines = []
     if plan.bounds:
         waterfall = " → ".join(f"{name} {bound:.1%}" for name, bound in plan.bounds.items())
-        largest = max(plan.uses)
         proof = "optimal" if plan.optimal else "not proved optimal"
-        lines.append(f"largest use {largest:.1%}, {proof}; no plan can be below: {waterfall}")
+        lines.append(f"largest use {max(plan.uses):.1%}, {proof}; lower bounds: {waterfall}")
     if plan.step_time:
         lines.append(f"predicted step: {plan.step_time * 1e3:.3g} ms ({plan.schedule})")
     lines += plan.notes
@@ -66,8 +66,8 @@ def block_ranges(blocks: Sequence[int], names: Sequence[str]) -> str:
     """Blocks in words; three or more consecutive ones as a range.
 
     Example:
-        >>> block_ranges([0, 1, 2, 5], ["a", "b", "c", "d", "e", "f"])
-        'a … c, f'
+        >>> block_ranges([0, 1, 2, 4], ["layers.0", "layers.1", "layers.2", "norm", "head"])
+        'layers.0 … 2, head'
     """
     parts: list[str] = []
     start = 0
@@ -76,38 +76,67 @@ def block_ranges(blocks: Sequence[int], names: Sequence[str]) -> str:
         while stop < len(blocks) and blocks[stop] == blocks[stop - 1] + 1:
             stop += 1
         run = [names[block] for block in blocks[start:stop]]
-        parts += [f"{run[0]} … {run[-1]}"] if len(run) > 2 else run
+        parts += [_range(run[0], run[-1])] if len(run) > 2 else run
         start = stop
     return ", ".join(parts)
 
 
+def _range(first: str, last: str) -> str:
+    parent, _, child = last.rpartition(".")
+    return f"{first} … {child if first.rpartition('.')[0] == parent else last}"
+
+
 def profile_table(profile: Profile) -> Group:
-    """A profile, one line for each block and their sum.
+    """A profile, one line for each run of equal blocks; below them the sums, of transient bytes the largest.
 
     Example:
         >>> rich.print(profile_table(profile))
     """
-    columns = ("weights", "gradients", "optimizer", "buffers", "saved", "forward_transient", "backward_transient")
-    table = Table(title=f"{len(profile.blocks)} blocks, batch: {profile.batch or 'not said'}", title_justify="left")
-    table.add_column("block", overflow="fold")
-    table.add_column("kind", overflow="fold")
-    for heading in ("weights", "gradients", "optimizer", "buffers", "saved", "in forward", "in backward"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("ms", justify="right", no_wrap=True)
-    for block in profile.blocks:
-        table.add_row(
-            block.name,
-            block.kind,
-            *(format_size(getattr(block, column)) for column in columns),
-            f"{(block.forward_time + block.backward_time) * 1e3:.3g}",
-        )
+    every = {
+        "weights": "weights",
+        "grads": "gradients",
+        "optim": "optimizer",
+        "buffers": "buffers",
+        "saved": "saved",
+        "in forward": "forward_transient",
+        "in backward": "backward_transient",
+    }
+    shown = {heading: what for heading, what in every.items() if any(getattr(row, what) for row in profile.blocks)}
+    unit, size = _one_unit(max((getattr(row, what) for row in profile.blocks for what in shown.values()), default=0))
+    title = f"{len(profile.blocks)} blocks, batch: {profile.batch or 'not said'}; sizes in {unit}"
+    table = _table(left=("block", "kind"), right=("count", *shown, "ms"))
+    for _, equal in groupby(profile.blocks, key=lambda row: replace(row, name="")):
+        rows = list(equal)
+        name = rows[0].name if len(rows) == 1 else _range(rows[0].name, rows[-1].name)
+        costs = (size(getattr(rows[0], what)) for what in shown.values())
+        table.add_row(name, rows[0].kind, str(len(rows)), *costs, _milliseconds(rows[:1]))
     table.add_section()
-    table.add_row(
-        "all",
-        "",
-        *(format_size(sum(getattr(block, column) for block in profile.blocks)) for column in columns[:5]),
-        *(format_size(max(getattr(block, column) for block in profile.blocks)) for column in columns[5:]),
-        f"{sum(block.forward_time + block.backward_time for block in profile.blocks) * 1e3:.3g}",
-    )
-    peak = f"peak on one device: {format_size(profile.peak())}"
-    return Group(table, Text(peak), *(Text(note) for note in profile.notes))
+    totals = [
+        size((max if what.endswith("transient") else sum)(getattr(row, what) for row in profile.blocks))
+        for what in shown.values()
+    ]
+    table.add_row("all", "", str(len(profile.blocks)), *totals, _milliseconds(profile.blocks))
+    peak = f"peak if all sat on one device: {format_size(profile.peak())}"
+    return Group(Text(title), table, Text(peak), *(Text(note) for note in profile.notes))
+
+
+def _milliseconds(rows: Sequence[BlockCost]) -> str:
+    return f"{sum(row.forward_time + row.backward_time for row in rows) * 1e3:.3g}"
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in left:
+        table.add_column(heading, overflow="fold", no_wrap=heading == "device")
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _one_unit(largest: int) -> tuple[str, Callable[[int], str]]:
+    """The unit in which the largest size is at least one, and how a size is written in it."""
+    scales = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+    unit = next((unit for unit, scale in scales.items() if largest >= scale), "bytes")
+    if unit == "bytes":
+        return unit, str
+    return unit, lambda size: f"{size / scales[unit]:.2f}"

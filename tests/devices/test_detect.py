@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autobalance.devices.detect import detect_devices
+from autobalance.devices.words import parse_devices
+
+GIB = 2**30
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has two A100, the second with 30 GiB held by others and 5 GiB in our own cache."""
+    free, reserved, allocated = {0: 78 * GIB, 1: 43 * GIB}, {0: 0, 1: 6 * GIB}, {0: 0, 1: 1 * GIB}
+    made = []
+    monkeypatch.setattr(torch, "empty", lambda *size, device: made.append(device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def mem_get_info(index: int) -> tuple[int, int]:
+        assert f"cuda:{index}" in made, "free memory is read before the context exists"
+        return free[index], 80 * GIB
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: reserved[index])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: allocated[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA A100-SXM4-80GB")
+
+
+def test_own_cache_counts_as_free_and_what_others_hold_as_used(two_gpus: None) -> None:
+    first, second = detect_devices()
+    assert (first.name, first.capacity) == ("cuda:0", 78 * GIB)
+    assert (second.name, second.capacity) == ("cuda:1", 48 * GIB)
+    assert first.real
+    assert first.bandwidth == 2039e9
+
+
+def test_devices_are_taken_in_the_asked_order(two_gpus: None) -> None:
+    assert [device.name for device in detect_devices([1, 0])] == ["cuda:1", "cuda:0"]
+    with pytest.raises(ValueError, match=r"CUDA devices \[2\] do not exist: this machine shows 2"):
+        detect_devices([0, 2])
+
+
+def test_an_unknown_card_is_said_once_in_words(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some Card")
+    with pytest.warns(UserWarning, match="cuda:0 is a Some Card, whose speed autobalance does not know"):
+        (device,) = detect_devices([0])
+    assert device.capacity == 78 * GIB
+
+
+def test_without_a_gpu_the_error_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"no CUDA GPU; say which devices to plan for, such as devices='4x80GiB'"):
+        parse_devices(None)
+
+
+@pytest.mark.cuda
+def test_a_real_gpu_has_less_free_than_its_total() -> None:
+    device = detect_devices([0])[0]
+    assert 0 < device.capacity < torch.cuda.mem_get_info(0)[1]
+    assert device.real

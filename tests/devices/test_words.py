@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from autobalance.devices.device import Device
+from autobalance.devices.words import parse_devices
+
+
+def test_count_and_size_in_words() -> None:
+    assert [device.capacity for device in parse_devices("4x96MiB")] == [96 * 2**20] * 4
+
+
+def test_kinds_are_mixed_in_the_given_order() -> None:
+    assert [device.capacity for device in parse_devices("2x40GiB, 16GiB")] == [40 * 2**30, 40 * 2**30, 16 * 2**30]
+
+
+def test_bytes_words_and_devices_may_stand_in_one_list() -> None:
+    mine = Device("mine", 7)
+    assert [device.capacity for device in parse_devices([5, "1KiB", mine, 10.9])] == [5, 1024, 7, 10]
+    assert parse_devices([mine]) == (mine,)
+
+
+def test_a_known_gpu_brings_its_rates() -> None:
+    (device, other) = parse_devices("2xA100-80GB")
+    assert device == other
+    assert device.name == "A100-80GB"
+    assert 75 * 2**30 < device.capacity < 80 * 2**30
+    assert device.bandwidth == 2039e9
+    assert not device.real
+
+
+def test_devices_without_a_name_are_called_by_their_position() -> None:
+    assert [device.name for device in parse_devices("2x1GiB")] == ["device 0", "device 1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("4xFoo", "'Foo' is neither a size nor a known GPU; .*A100-80GB"),
+        ("", "has an empty part"),
+        ("4x1GiB,,", "has an empty part"),
+        ("0x1GiB", "asks for 0 devices"),
+        ("99999x1GiB", "asks for 99999 devices"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        parse_devices(words)
+
+
+def test_an_empty_list_is_refused() -> None:
+    with pytest.raises(ValueError, match="no device is given"):
+        parse_devices([])
+
+
+def test_a_single_device_or_another_thing_is_refused() -> None:
+    with pytest.raises(TypeError, match="devices is a list"):
+        parse_devices(Device("mine", 7))  # type: ignore[arg-type] # the wrong type is what is tested
+    with pytest.raises(TypeError, match="devices is words such as"):
+        parse_devices(4)  # type: ignore[arg-type] # the wrong type is what is tested

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from autobalance.devices.device import Device
+from autobalance.errors import InfeasiblePlanError
+from autobalance.partitioning.chain import build_chain
+from autobalance.partitioning.infeasible import devices_needed
+from autobalance.partitioning.problem import Problem
+from autobalance.partitioning.search import plan
+from autobalance.profiling.profile import BlockCost, Profile
+
+GIB = 2**30
+
+
+def _refused(profile: Profile, devices: list) -> InfeasiblePlanError:
+    with pytest.raises(InfeasiblePlanError) as caught:
+        plan(profile, devices)
+    return caught.value
+
+
+def test_each_device_is_named_with_need_budget_and_what_is_missing() -> None:
+    error = _refused(
+        Profile.from_costs([6 * GIB, 5 * GIB, 5 * GIB, 6 * GIB], names=["embed", "a", "b", "head"]),
+        [Device("cuda:0", 10 * GIB), Device("cuda:1", 11 * GIB)],
+    )
+    assert (error.need, error.budget, error.shortfall) == ((11 * GIB,) * 2, (10 * GIB, 11 * GIB), (GIB, 0))
+    text = str(error)
+    assert "device 0 (cuda:0): needs 11.00 GiB, may use 10.00 GiB, 1.00 GiB missing" in text
+    assert "device 1 (cuda:1): needs 11.00 GiB, may use 11.00 GiB, enough" in text
+    assert "The largest block is 'head': 6.00 GiB by itself." in text
+    assert error.largest_block == "head"
+
+
+def test_a_block_larger_than_any_device_is_to_be_split() -> None:
+    text = str(_refused(Profile.from_costs([2, 20, 2]), [10, 10]))
+    assert (
+        "splitting 'block1' into several blocks: by itself it needs 20 B, and no device may use more than 10 B" in text
+    )
+    assert "more devices:" not in text
+
+
+def test_the_number_of_devices_that_would_do_is_said() -> None:
+    assert "more devices: 4 that may use 8 B each would do" in str(_refused(Profile.from_costs([4] * 8), [8, 8]))
+
+
+def test_a_smaller_batch_is_advised_only_where_it_can_be_enough() -> None:
+    saved = str(_refused(Profile.from_costs([2] * 4, saved=[6] * 4), [10, 10]))
+    assert "a smaller batch: 24 B (75%) are tensors saved for backward" in saved
+    assert "recompute (activation checkpointing inside the blocks): up to 24 B" in saved
+    static = str(_refused(Profile.from_costs([6] * 4, saved=[1] * 4), [10, 10]))
+    assert "no batch is small enough: what stays" in static
+    assert "takes 24 B, all budgets together are 20 B" in static
+
+
+def test_freezing_is_advised_where_training_takes_memory() -> None:
+    rows = Profile.from_costs([16] * 2)
+    blocks = tuple(BlockCost(block.name, weights=4, gradients=4, optimizer=8) for block in rows.blocks)
+    text = str(_refused(Profile(blocks, rows.timeline), [10, 10]))
+    assert "freezing half of the blocks (requires_grad=False): about 12 B" in text
+
+
+def test_devices_without_any_budget_are_named_too() -> None:
+    error = _refused(Profile.from_costs([4, 4]), [0, 4])
+    assert error.budget == (0, 4)
+    assert sum(error.need) == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_count_of_devices_is_the_first_that_works(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.randint(1, 6) for _ in range(rng.randint(3, 7))]
+    profile = Profile.from_costs(sizes, together=[(0, len(sizes) - 1)] if rng.random() < 0.5 else [])
+    budget = rng.randint(6, 12)
+    problem = Problem(profile.timeline, build_chain(profile, {}, None, free_pins=False), (1,), (0,))
+    count = devices_needed(problem, budget)
+    for devices in range(1, 9):
+        if count is not None and devices >= count:
+            assert plan(profile, [budget] * devices).fits
+        else:
+            _refused(profile, [budget] * devices)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from autobalance.partitioning.score import score
+from autobalance.partitioning.search import plan
+from autobalance.profiling.profile import Profile
+
+PROFILE = Profile.from_costs(
+    [4, 3, 2, 1], names=["embed", "layers.0", "layers.1", "head+norm"], forward_time=[1] * 4, together=[(0, 3)]
+)
+
+
+def test_parents_blocks_and_parts_are_understood_as_accelerate_writes_them() -> None:
+    found = score(PROFILE, {"embed": 0, "layers": 1, "head": 0, "norm": 0}, "2x1KiB")
+    assert found.assignment == (0, 1, 1, 0)
+    assert found.peaks == (5, 5)
+    assert found.fits
+    assert found.root == 0
+
+
+def test_the_nearest_parent_decides() -> None:
+    assert score(PROFILE, {"": 0, "layers": 1, "layers.0": 0}, [9, 9]).assignment == (0, 0, 1, 0)
+
+
+def test_devices_may_be_written_with_their_type() -> None:
+    assert score(PROFILE, {"": "cuda:0", "layers": "cuda:1"}, [9, 9]).assignment == (0, 1, 1, 0)
+
+
+def test_a_list_gives_one_device_for_each_block() -> None:
+    assert score(PROFILE, [0, 0, 1, 0], [9, 9]).peaks == (8, 2)
+    with pytest.raises(ValueError, match="2 devices are given for 4 blocks"):
+        score(PROFILE, [0, 0], [9, 9])
+
+
+def test_over_budget_does_not_fit() -> None:
+    found = score(PROFILE, {"": 0}, [9, 9])
+    assert not found.fits
+    assert found.uses == (10 / 9, 0.0)
+
+
+def test_a_block_split_over_devices_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"splits block 'layers.0' over devices: 'layers.0.mlp' on 1 and 'layers' on 0"
+    ):
+        score(PROFILE, {"": 0, "layers": 0, "layers.0.mlp": 1}, [9, 9])
+    with pytest.raises(ValueError, match=r"splits block 'head\+norm' over devices: 'head' on 0 and 'norm' on 1"):
+        score(PROFILE, {"embed": 0, "layers": 0, "head": 0, "norm": 1}, [9, 9])
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_offload_is_named(place: str) -> None:
+    with pytest.raises(ValueError, match=f"'head' is on '{place}'; only plans without offload are scored"):
+        score(PROFILE, {"": 0, "head": place}, [9, 9])
+
+
+def test_what_the_map_leaves_out_is_named() -> None:
+    with pytest.raises(ValueError, match="says nothing about block 'embed'"):
+        score(PROFILE, {"layers": 0, "head": 0, "norm": 0}, [9, 9])
+
+
+def test_devices_that_do_not_exist_are_named() -> None:
+    with pytest.raises(ValueError, match="'head' is on 2; devices are positions in the list of devices, here 0 to 1"):
+        score(PROFILE, {"": 0, "head": 2}, [9, 9])
+
+
+def test_names_that_do_not_count_and_groups_pulled_apart_are_noted() -> None:
+    found = score(PROFILE, {"": 0, "dropout": 1, "embed": 1}, [9, 9])
+    assert found.notes == (
+        "names that are no block and not loose do not count: dropout",
+        "embed, head+norm must share a device; what they share is counted once, with its owner",
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plans_own_map_scores_as_the_plan_says(seed: int, random_profile) -> None:
+    rng = random.Random(seed)
+    profile = random_profile(rng, 5)
+    found = plan(profile, [profile.peak()] * 3)
+    judged = score(profile, found.device_map, [profile.peak()] * 3)
+    assert (judged.assignment, judged.peaks, judged.budgets) == (found.assignment, found.peaks, found.budgets)
+    assert judged.step_time == found.step_time

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.profiling.timeline import ROOT, Timeline
+
+
+def test_the_textbook_peak_by_hand() -> None:
+    profile = Profile.from_costs(static=[4, 3, 2], saved=[5, 1, 2], transient=[1, 9, 2])
+    # Static 9. Forward: 9+1; 9+5+9 = 23; 9+6+2; then 9+8 saved. Backward: 17+2; then 15+9 = 24; then 14+1.
+    assert profile.peak() == 24
+    assert profile.peak(step=1) == 24
+
+
+def test_a_row_tells_what_was_given() -> None:
+    profile = Profile.from_costs(
+        [4, 3], saved=[5, 1], forward_time=[0.5, 1], backward_time=[1, 2], transfer=[7], names=["embed", "head"]
+    )
+    assert profile.names == ("embed", "head")
+    embed, head = profile.blocks
+    assert (embed.static, embed.saved, embed.outputs, embed.forward_time) == (4, 5, 7, 0.5)
+    assert (head.inputs, head.outputs, head.backward_time) == (7, 0, 2)
+
+
+def test_fractions_of_a_byte_are_rounded_up() -> None:
+    assert Profile.from_costs([1.2]).peak() == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"saved": [1]}, "saved has 1 entries, static has 2"),
+        ({"names": ["a"]}, "names has 1 entries, static has 2"),
+        ({"transient": [1, -2]}, "transient has the entry -2"),
+        ({"names": ["a", "a"]}, "come twice: a"),
+        ({"together": [(0, 2)]}, r"together=\(0, 2\) names a block that is not among the 2"),
+    ],
+)
+def test_lists_that_do_not_match_are_refused(arguments: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Profile.from_costs([4, 3], **arguments)
+
+
+def test_a_profile_without_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        Profile.from_costs([])
+
+
+def test_owners_must_exist() -> None:
+    with pytest.raises(ValueError, match=r"owners \[1\], but there are 1 blocks"):
+        Profile((BlockCost("a"),), Timeline((1,), (1,), (-1,), (1,)))
+
+
+def test_a_saved_profile_is_the_same_when_read(tmp_path: Path) -> None:
+    profile = Profile(
+        (BlockCost("a+b", kind="Linear", weights=8, forward_time=0.25), BlockCost("c")),
+        Timeline((8, 4), (0, ROOT), (-1, -1), (1, 2, -2), (("step 1 forward", 1),)),
+        together=((0, 1),),
+        loose=(("scale", ROOT),),
+        batch="training batch of 4",
+        target="simulated",
+        optimizers=("AdamW",),
+        notes=("a note",),
+    )
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    assert hash(Profile.load(tmp_path / "profile.json")) == hash(profile)
+
+
+def test_another_file_or_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match="is not a profile saved by autobalance"):
+        Profile.load(path)
+    Profile.from_costs([1]).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+    with pytest.raises(ValueError, match="another version of autobalance; profile the model again"):
+        Profile.load(path)
