@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -46,7 +47,9 @@ class SimulatedTensor(torch.Tensor):
     def __new__(
         cls, elements: torch.Tensor, index: int | None, account: int | None = None, requires_grad: bool = False
     ) -> SimulatedTensor:
-        tensor: SimulatedTensor = compat.make_wrapper(cls, elements, backend.device(index), requires_grad)
+        # Never an inference tensor: a view of a normal tensor taken in inference mode is a normal one.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            tensor: SimulatedTensor = compat.make_wrapper(cls, elements, backend.device(index), requires_grad)
         tensor.elements = elements
         tensor.index = index
         tensor.known_value = None
@@ -67,6 +70,10 @@ class SimulatedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_inference_mode_enabled():
+            # Without autograd's layer an operation made of others, such as `to`, would arrive whole.
+            with torch.inference_mode(False), torch.no_grad():
+                return func(*args, **(kwargs or {}))
         return run(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -111,7 +118,9 @@ class SimulatedTensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
+            )
         with torch.no_grad():
             if compat.is_fake(self.elements):
                 result = self.detach().clone()
