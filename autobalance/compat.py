@@ -435,3 +435,23 @@ class _SteppingScaler(torch.amp.GradScaler):
 
     def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
+
+
+def modes_disabled() -> contextlib.AbstractContextManager[Any]:
+    """A context in which no dispatch mode is active, for work on real tensors in the middle of a trace."""
+    disabled: contextlib.AbstractContextManager[Any] = torch.utils._python_dispatch._disable_current_modes()
+    return disabled
+
+
+@contextlib.contextmanager
+def foreach_on_fakes() -> Iterator[None]:
+    """Let optimizers treat fake tensors as the tensors they stand for, and choose foreach where CUDA's would."""
+    types = torch.optim.optimizer._foreach_supported_types
+    added = FakeTensor not in types
+    if added:
+        types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        if added:
+            types.remove(FakeTensor)

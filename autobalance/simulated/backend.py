@@ -120,7 +120,10 @@ def current_device() -> int:
 
 
 def set_device(where: Any) -> None:
-    """Make a device the current one."""
+    """Make a device the current one: the one that `device="simulated"` means where a tensor is made.
+
+    `tensor.to("simulated")` without an index goes to device 0 always: torch asks a guard that cannot be told.
+    """
     global _current
     _current = index_of(where)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autobalance import compat
-from autobalance.simulated import autocast, backend, kernels, recurrent, tensor
+from autobalance.simulated import autocast, backend, kernels, loading, pinning, recurrent, tensor
 
 
 def install() -> None:
@@ -14,5 +14,7 @@ def install() -> None:
     kernels.register()
     recurrent.register()
     autocast.register()
+    pinning.register()
+    loading.register()
     compat.single_threaded_backward()
     compat.set_data_hook(tensor.involves_simulated, tensor.assign_data)

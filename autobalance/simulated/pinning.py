@@ -1,0 +1,40 @@
+"""Pinned host memory, which simulated devices do not have: `pin_memory()` gives back the tensor it was given."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from autobalance.simulated import backend
+
+_log = logging.getLogger("autobalance")
+_libraries: list[torch.library.Library] = []
+_said = False
+
+
+def register() -> None:
+    """Take over pinning, which torch hands to the accelerator; once a process."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_pin_memory", _leave_as_it_is, "CPU")
+    library.impl("_pin_memory", _refuse, backend.dispatch_keys()[0])
+    _libraries.append(library)  # a library unregisters its kernels when it dies
+
+
+def forget_that_it_was_said() -> None:
+    """Let the next pinning be mentioned again."""
+    global _said
+    _said = False
+
+
+def _leave_as_it_is(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    global _said
+    if not _said:
+        _said = True
+        _log.info("host memory is not pinned while devices are simulated: there is nothing to copy it to faster")
+    return tensor
+
+
+def _refuse(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    raise RuntimeError(f"cannot pin a tensor on {tensor.device}, only dense CPU tensors can be pinned")
