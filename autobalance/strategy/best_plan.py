@@ -130,5 +130,4 @@ def _never_fits(plan: Plan, peaks: Sequence[int]) -> InfeasiblePlanError:
         + "\nA smaller batch, more devices or a few more kilobytes of budget will help.",
         need=tuple(peaks),
         budget=plan.budgets,
-        shortfall=tuple(max(0, peak - budget) for peak, budget in zip(peaks, plan.budgets, strict=True)),
     )
