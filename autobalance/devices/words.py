@@ -66,6 +66,8 @@ def _device(entry: int | float | str | Device, position: int) -> Device:
         gpu = find_gpu(entry)
         if gpu is not None:
             return Device(gpu.name, gpu.capacity, gpu.fp32, gpu.bandwidth, gpu.link)
+        if entry.strip().isdecimal():
+            raise ValueError(f"{entry!r} does not say how large a device is; write for example '{entry.strip()}x80GiB'")
         try:
             return Device(f"device {position}", parse_size(entry))
         except ValueError:

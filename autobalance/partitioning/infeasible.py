@@ -81,8 +81,14 @@ def _advice(profile: Profile, problem: Problem, need: Sequence[int], name: str, 
         )
     else:
         count = devices_needed(problem, most)
-        if count is not None:
+        present = len(problem.budgets)
+        if count is not None and count > present:
             yield f"more devices: {count} that may use {format_size(most)} each would do"
+        elif count is not None:
+            yield (
+                f"other pins or larger budgets: {count} of these {present} devices would do if each could use "
+                f"{format_size(most)} and blocks could lie anywhere"
+            )
     if saved:
         yield f"recompute (activation checkpointing inside the blocks): up to {format_size(saved)} need not be saved"
     if trained:

@@ -37,7 +37,9 @@ def least_largest(uses: Sequence[Uses]) -> list[Uses]:
     return suffixes[::-1]
 
 
-def fairest(uses: Sequence[Uses], held: Sequence[bool], start: int = 0) -> tuple[Key, Cuts] | None:
+def fairest(
+    uses: Sequence[Uses], held: Sequence[bool], start: int = 0, most: float = np.inf
+) -> tuple[Key, Cuts] | None:
     """The partition of the units from `start` on whose uses are least, compared from the largest on.
 
     Of those with the least largest use, those with the fewest empty devices come first; of these, the one with the
@@ -53,14 +55,15 @@ def fairest(uses: Sequence[Uses], held: Sequence[bool], start: int = 0) -> tuple
         uses: one matrix for each device.
         held: whether the device holds something beside the chain, so that it is not empty without any unit of it.
         start: first unit.
+        most: largest use that is still of interest.
 
     Returns:
         What was minimised, as (largest use, empty devices, uses from the largest on), and the cuts; None where there is
-        no way.
+        no way, or none of interest.
     """
     suffixes = least_largest(uses)
     limit = float(suffixes[0][start])
-    if not np.isfinite(limit):
+    if not np.isfinite(limit) or limit > most:
         return None
     units, devices = uses[0].shape[0] - 1, len(uses)
     reached = [np.zeros(units + 1, dtype=bool) for _ in range(devices)]

@@ -33,7 +33,8 @@ class Plan:
         policy: the policy that chose it.
         loose: (name, owner) of modules and tensors outside the blocks; the owner is a block index or `ROOT`.
         step_time: predicted seconds of one step.
-        bounds: lower bounds of the largest peak / budget, from the loosest to the tightest.
+        bounds: lower bounds of the largest peak / budget, from the loosest to the tightest: `"area"`, `"indivisible
+            block"` and, where it is proved, `"optimum"` (of all plans that keep the call order).
         optimal: True where no plan of the same kind can be better, by proof.
         micro_batches: parts that a batch is split into.
         schedule: order in which they run.

@@ -9,20 +9,24 @@ import numpy as np
 
 from autobalance.partitioning.minmax import Cuts, Key, Uses, fairest, least_largest
 
-Policy = Callable[[Sequence[Uses], Sequence[bool]], "tuple[Key, Cuts] | None"]
-"""From the uses and what is held beside the chain to what is minimised (smaller is better) and the cuts."""
+Policy = Callable[[Sequence[Uses], Sequence[bool], float], "tuple[Key, Cuts] | None"]
+"""From the uses and what is held beside the chain to what is minimised (smaller is better) and the cuts.
+
+The last argument is the largest first entry of what is minimised that is still of interest: it spares work. None: there
+is no partition, or none of interest.
+"""
 
 
-def balanced(uses: Sequence[Uses], held: Sequence[bool]) -> tuple[Key, Cuts] | None:
+def balanced(uses: Sequence[Uses], held: Sequence[bool], most: float = np.inf) -> tuple[Key, Cuts] | None:
     """The largest use as small as can be, then no device empty, then the next-largest use, and so on.
 
     Example:
         >>> key, cuts = balanced(uses, held=[False] * len(uses))
     """
-    return fairest(uses, held)
+    return fairest(uses, held, most=most)
 
 
-def balanced_low_0(uses: Sequence[Uses], held: Sequence[bool]) -> tuple[Key, Cuts] | None:
+def balanced_low_0(uses: Sequence[Uses], held: Sequence[bool], most: float = np.inf) -> tuple[Key, Cuts] | None:
     """Device 0 holds as little as the others allow; they are balanced.
 
     Example:
@@ -34,7 +38,7 @@ def balanced_low_0(uses: Sequence[Uses], held: Sequence[bool]) -> tuple[Key, Cut
         return ((use,), (0, units)) if np.isfinite(use) else None
     first = np.where(np.isfinite(least_largest(uses[1:])[0]), uses[0][0], np.inf)
     least = float(first.min())
-    if not np.isfinite(least):
+    if not np.isfinite(least) or least > most:
         return None
     found = []
     for stop in np.flatnonzero(first == least).tolist():
@@ -44,7 +48,7 @@ def balanced_low_0(uses: Sequence[Uses], held: Sequence[bool]) -> tuple[Key, Cut
     return min(found)
 
 
-def sequential(uses: Sequence[Uses], held: Sequence[bool]) -> tuple[Key, Cuts] | None:
+def sequential(uses: Sequence[Uses], held: Sequence[bool], most: float = np.inf) -> tuple[Key, Cuts] | None:
     """Devices are filled in order, and as few as possible are used.
 
     Example:
@@ -60,7 +64,7 @@ def sequential(uses: Sequence[Uses], held: Sequence[bool]) -> tuple[Key, Cuts] |
             cost[np.diag_indices(units + 1)] -= 1.0
         suffixes.append((cost + suffixes[-1]).min(axis=1))
     suffixes.reverse()
-    if not np.isfinite(suffixes[0][0]):
+    if not np.isfinite(suffixes[0][0]) or suffixes[0][0] > most:
         return None
     cuts = [0]
     for device, (use, busy) in enumerate(zip(uses, held, strict=True)):

@@ -14,8 +14,10 @@ from autobalance.partitioning.policies import Policy, balanced
 from autobalance.partitioning.stages import Matrix, stage_peaks
 from autobalance.profiling.timeline import Timeline
 
-# Placements of the items that are tried one by one; beyond, they improve one another in turn, without a proof.
+# Placements of the items that are tried one by one, and entries of all their matrices together (some seconds of work).
+# Beyond either, the items improve one another in turn, without a proof.
 MOST_COMBINATIONS = 4096
+MOST_ENTRIES = 2 * 10**9
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Problem:
     budgets: tuple[int, ...]
     excess: tuple[int, ...]
     _peaks: dict[frozenset[int], Matrix] = field(default_factory=dict, repr=False)
+    _uses: dict[tuple[int, frozenset[int], bool], Uses] = field(default_factory=dict, repr=False)
 
     def peaks(self, here: frozenset[int]) -> Matrix:
         """Peaks of all stages on whose device the items `here` are.
@@ -72,7 +75,7 @@ class Problem:
         Example:
             >>> problem.with_budgets((12, 12), (0, 0))
         """
-        return Problem(self.timeline, self.chain, tuple(budgets), tuple(excess), self._peaks)
+        return Problem(self.timeline, self.chain, tuple(budgets), tuple(excess), _peaks=self._peaks)
 
     def solve(self, policy: Policy, *, hard: bool = True) -> Solution | None:
         """The best partition under a policy.
@@ -91,10 +94,12 @@ class Problem:
             None where budgets leave no way.
         """
         movable = [index for index, item in enumerate(self.chain.items) if item.device is None]
-        proved = len(self.budgets) ** len(movable) <= MOST_COMBINATIONS
+        combinations = len(self.budgets) ** len(movable)
+        entries = combinations * len(self.budgets) * (len(self.chain.units) + 1) ** 2
+        proved = combinations <= MOST_COMBINATIONS and entries <= MOST_ENTRIES
         best: tuple[Key, Cuts, tuple[int, ...]] | None = None
         for devices in self._all_placements(movable) if proved else self._descent(movable, policy, hard):
-            found = self._cut(policy, devices, hard)
+            found = self._cut(policy, devices, hard, best[0][0] if best is not None else np.inf)
             if found is not None and (best is None or found[0] < best[0]):
                 best = (*found, devices)
         if best is None:
@@ -134,16 +139,22 @@ class Problem:
                         chosen, least, moved = trial, price, True
         yield self._placement(chosen)
 
-    def _cut(self, policy: Policy, item_devices: tuple[int, ...], hard: bool) -> tuple[Key, Cuts] | None:
+    def _cut(
+        self, policy: Policy, item_devices: tuple[int, ...], hard: bool, most: float = np.inf
+    ) -> tuple[Key, Cuts] | None:
         here = [
             frozenset(index for index, place in enumerate(item_devices) if place == device)
             for device in range(len(self.budgets))
         ]
         held = [any(owner >= 0 for index in items for owner in self.chain.items[index].owners) for items in here]
-        uses = [self._uses(device, items, hard) for device, items in enumerate(here)]
-        return policy(uses, held)
+        return policy([self._use(device, items, hard) for device, items in enumerate(here)], held, most)
 
-    def _uses(self, device: int, here: frozenset[int], hard: bool) -> Uses:
+    def _use(self, device: int, here: frozenset[int], hard: bool) -> Uses:
+        if (device, here, hard) not in self._uses:
+            self._uses[device, here, hard] = self._relative(device, here, hard)
+        return self._uses[device, here, hard]
+
+    def _relative(self, device: int, here: frozenset[int], hard: bool) -> Uses:
         peaks = self.peaks(here).astype(np.float64)
         peaks[peaks > 0] += self.excess[device]
         # A device without any budget may still stay empty; the divisor only has to keep the order.

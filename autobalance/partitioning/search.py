@@ -146,7 +146,8 @@ def _as_plan(profile: Profile, devices: tuple[Device, ...], policy: str, problem
         bounds={
             "area": area,
             "indivisible block": max(area, indivisible_bound(problem)),
-            "optimum": best.key[0],
+            # Without the proof, the best that was found bounds nothing.
+            **({"optimum": best.key[0]} if best.proved else {}),
         },
         optimal=solution.proved,
         batch=profile.batch,

@@ -39,6 +39,7 @@ def test_devices_without_a_name_are_called_by_their_position() -> None:
         ("4xFoo", "'Foo' is neither a size nor a known GPU; .*A100-80GB"),
         ("", "has an empty part"),
         ("4x1GiB,,", "has an empty part"),
+        ("4", "'4' does not say how large a device is; write for example '4x80GiB'"),
         ("0x1GiB", "asks for 0 devices"),
         ("99999x1GiB", "asks for 99999 devices"),
     ],

@@ -119,8 +119,9 @@ def test_the_call_order_is_kept_where_leaving_it_gains_little() -> None:
 
 
 def test_pins_too_large_for_their_device_are_an_error() -> None:
-    with pytest.raises(InfeasiblePlanError, match="device 1: needs 12 B, may use 10 B, 2 B missing"):
+    with pytest.raises(InfeasiblePlanError, match="device 1: needs 12 B, may use 10 B, 2 B missing") as caught:
         plan(Profile.from_costs([6, 6, 1]), [20, 10], pin={"block0": 1, "block1": 1})
+    assert "other pins or larger budgets: 1 of these 2 devices would do if each could use 20 B" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,7 @@ def test_more_groups_than_can_all_be_tried_are_placed_without_claiming_a_proof()
     found = plan(Profile.from_costs([1] * 24, together=groups), [100] * 4)
     assert all(found.assignment[a] == found.assignment[b] for a, b in groups)
     assert not found.optimal
+    assert set(found.bounds) == {"area", "indivisible block"}
     assert max(found.peaks) <= 8
 
 
