@@ -334,6 +334,18 @@ def is_view(tensor: torch.Tensor) -> bool:
     return bool(tensor._is_view())
 
 
+@contextlib.contextmanager
+def dispatching_to_python() -> Iterator[None]:
+    """Inside, tensor subclasses and dispatch modes see operations even where torch hides them, as in `torch.tensor`."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(include, exclude - _PYTHON):
+        yield
+
+
+_PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)
+
 PRIVATE_BACKEND_KEYS = ("PrivateUse1", "AutocastPrivateUse1")
 """Dispatch keys, as `torch.library` names them, of torch's one free device type and of its autocast."""
 

@@ -15,7 +15,16 @@ REFERENCE_FLOPS = 19.5e12  # fp32, NVIDIA A100 data sheet
 REFERENCE_BANDWIDTH = 1.555e12  # bytes per second, A100 40 GB data sheet
 
 
-def build_profile(blocks: Blocks, traced: Traced, *, batch: str, training: bool, precision: str, notes: Sequence[str]) -> Profile:
+def build_profile(
+    blocks: Blocks,
+    traced: Traced,
+    *,
+    batch: str,
+    training: bool,
+    precision: str,
+    target: str,
+    notes: Sequence[str],
+) -> Profile:
     """Turn a trace with every block apart into a profile in call order.
 
     Args:
@@ -24,6 +33,7 @@ def build_profile(blocks: Blocks, traced: Traced, *, batch: str, training: bool,
         batch: what it covers, in words.
         training: whether it trained.
         precision: as Lightning names it.
+        target: whose kernels were counted.
         notes: what a reader should know.
 
     Returns:
@@ -46,7 +56,7 @@ def build_profile(blocks: Blocks, traced: Traced, *, batch: str, training: bool,
         together=_merge(together),
         loose=tuple((name, owner_of[account]) for name, account in traced.loose.items()),
         batch=batch,
-        target="simulated",
+        target=target,
         training=training,
         precision=precision,
         optimizers=traced.optimizers,

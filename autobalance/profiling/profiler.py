@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,13 +13,11 @@ from torch import nn
 from autobalance.blocks import Blocks, find_blocks
 from autobalance.profiling.costs import build_profile
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.trace import Traced, trace_apart, trace_placed
+from autobalance.profiling.trace import Placement, Traced, trace_apart, trace_placed
 from autobalance.profiling.trial import Batch, PlainTrial, Step, Trial
-from autobalance.simulated.installation import install
+from autobalance.profiling.world import Kind
 
 logger = logging.getLogger(__name__)
-Kind = Literal["fake", "real"]
-Result = TypeVar("Result")
 
 
 def profile(
@@ -45,7 +43,7 @@ def profile(
         precision: "32-true", "bf16-mixed" or "16-mixed".
         step: `step(model, batch) -> loss`; default: the output's `.loss`, else the sum of its floating outputs.
         training: False profiles a forward pass without gradients.
-        target: whose kernels are counted.
+        target: whose kernels are counted: "simulated", or "cuda" where there is a GPU.
 
     Returns:
         The profile, in call order.
@@ -53,9 +51,11 @@ def profile(
     Raises:
         ValueError: for a target or precision that is not supported.
     """
-    if target != "simulated":
+    if target not in ("simulated", "cuda"):
+        raise ValueError(f"target={target!r} does not exist; choose 'simulated', or 'cuda' on a machine with a GPU.")
+    if target == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f'target={target!r} is not supported yet: kernels are counted as simulated devices run them (target="simulated").'
+            "target='cuda' needs a GPU, whose kernels are then counted; this machine has none. Use target='simulated'."
         )
     if precision not in ("32-true", "bf16-mixed", "16-mixed"):
         raise ValueError(
@@ -64,7 +64,7 @@ def profile(
         )
     trial = PlainTrial(optimizer, step, precision, training)
     kind = "train" if training else "predict"
-    profiler = Profiler(model, find_blocks(model), trial, [Batch(f"{kind} batch", kind, batch)], training)
+    profiler = Profiler(model, find_blocks(model), trial, [Batch(f"{kind} batch", kind, batch)], training, target)
     return profiler.profile()
 
 
@@ -78,6 +78,7 @@ class Profiler:
         trial: runs the steps.
         batches: one of every loader the run will meet, training first.
         training: whether the run trains.
+        device_type: of the devices that the run will use.
         notes: what a reader of the plan should know.
     """
 
@@ -86,12 +87,15 @@ class Profiler:
     trial: Trial
     batches: Sequence[Batch]
     training: bool = True
+    device_type: str = "simulated"
     notes: list[str] = field(default_factory=list)
     _kind: Kind = "fake"
 
     def profile(self) -> Profile:
         """Trace with every block apart."""
-        traced = self._trace(lambda kind: trace_apart(self.root, self.blocks, self.trial, self.batches, kind))
+        traced = self._trace(
+            lambda kind: trace_apart(self.root, self.blocks, self.trial, self.batches, self.device_type, kind)
+        )
         if traced.shared:
             self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
         if traced.placeholders:
@@ -104,6 +108,7 @@ class Profiler:
             batch=", ".join(batch.name for batch in self.batches),
             training=self.training,
             precision=self.trial.precision,
+            target="cuda" if self.device_type == "cuda" else "simulated",
             notes=self.notes,
         )
 
@@ -122,16 +127,13 @@ class Profiler:
         Returns:
             One forecast per device.
         """
-        blocks = self.blocks.ordered(names)
+        blocks, placement = self.blocks.ordered(names), Placement(assignment, loose, root, devices)
         traced = self._trace(
-            lambda kind: trace_placed(
-                self.root, blocks, self.trial, self.batches, assignment, loose, root, devices, kind
-            )
+            lambda kind: trace_placed(self.root, blocks, self.trial, self.batches, placement, self.device_type, kind)
         )
         return forecasts(traced, devices)
 
     def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
-        install()  # a trial needs simulated tensors, with or without configured devices
         try:
             return trace(self._kind)
         except Exception as error:

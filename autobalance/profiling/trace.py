@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +16,14 @@ from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
-from autobalance.profiling.elements import Elements
 from autobalance.profiling.sandbox import random_state_kept
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.trial import Batch, Trial
 from autobalance.profiling.virtual import VirtualLocator
 from autobalance.profiling.work import WorkCounter
-from autobalance.simulated import backend, dispatch
-from autobalance.simulated.configure import simulate
-from autobalance.simulated.dispatch import charging, observing
-from autobalance.simulated.ledger import using_ledger
-from autobalance.simulated.tensor import SimulatedTensor
+from autobalance.profiling.world import Kind, World, make_world
 
 ROOT_ACCOUNT = -1
-DEVICE = "simulated"
 
 
 @dataclass
@@ -63,43 +56,40 @@ class Traced:
     placeholders: list[str] = field(default_factory=list)
     optimizers: tuple[str, ...] = ()
     foreign: set[tuple[int, int]] = field(default_factory=set)
-    homes: dict[int, int] = field(default_factory=dict)
+    homes: dict[int | None, int] = field(default_factory=dict)
 
 
 def trace_apart(
-    root: nn.Module, blocks: Blocks, trial: Trial, batches: Sequence[Batch], kind: Literal["fake", "real"] = "fake"
+    root: nn.Module, blocks: Blocks, trial: Trial, batches: Sequence[Batch], device_type: str, kind: Kind = "fake"
 ) -> Traced:
-    """Trace with every block in a place of its own, all on one simulated device.
+    """Trace with every block in a place of its own, all on one device.
 
     Args:
         root: the user's model; not touched.
         blocks: its blocks.
         trial: runs the steps.
         batches: one of every loader the run will meet, training first.
+        device_type: of the devices that the run will use.
         kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
 
     Returns:
         The trace. Accounts: block index; number of blocks plus index for loose tensors; ROOT_ACCOUNT.
     """
-    tracer = Tracer()
-    count = len(blocks.names)
+    count = len(blocks)
     loose = {name: count + index for index, name in enumerate(loose_tensors(root, blocks))}
-    traced = Traced(tracer, count, loose=loose, locator=VirtualLocator(tracer))
-    home = {id(tensor): loose[name] for name, tensor in loose_tensors(root, blocks).items()}
-    for index, modules in enumerate(blocks.modules):
-        for module in modules:
-            for tensor in (*module.parameters(), *module.buffers()):
-                home.setdefault(id(tensor), index)
-    assert traced.locator is not None
-    layout = _Layout(
-        places=list(range(count)),
-        locator=traced.locator,
-        root_device=torch.device(DEVICE, 0),
-        spot_of=lambda tensor: (0, home.get(id(tensor), ROOT_ACCOUNT)),
-        devices=1,
-    )
-    with charging(ROOT_ACCOUNT):
-        _run(root, blocks, trial, batches, kind, layout, traced)
+    traced = Traced(Tracer(), count, loose=loose)
+    world = _make_world(traced, kind, device_type, 1)
+    traced.locator = VirtualLocator(traced.tracer, world)
+    homes = _homes(root, blocks, range(count), loose)
+    with world:
+        layout = _Layout(
+            places=range(count),
+            locator=traced.locator,
+            root_device=world.devices[0],
+            spot_of=lambda tensor: (0, homes.get(id(tensor), ROOT_ACCOUNT)),
+        )
+        with world.charging(ROOT_ACCOUNT):
+            _run(root, blocks, trial, batches, kind, layout, world, traced)
     return traced
 
 
@@ -108,52 +98,60 @@ def trace_placed(
     blocks: Blocks,
     trial: Trial,
     batches: Sequence[Batch],
-    assignment: Sequence[int],
-    loose: Mapping[str, int],
-    root_device: int,
-    devices: int,
-    kind: Literal["fake", "real"] = "fake",
+    placement: Placement,
+    device_type: str,
+    kind: Kind = "fake",
 ) -> Traced:
-    """Trace with a placement installed, on as many simulated devices as it has.
+    """Trace with a placement installed, on as many devices as it has.
 
     Args:
         root: the user's model; not touched.
         blocks: its blocks.
         trial: runs the steps.
         batches: one of every loader the run will meet, training first.
-        assignment: device index per block.
-        loose: device index by the qualified name of a tensor outside every block; others are on the root device.
-        root_device: device index of batch and loss.
-        devices: how many there are.
+        placement: where everything is.
+        device_type: of the devices that the run will use.
         kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
 
     Returns:
         The trace; accounts are device indices.
     """
-    home = {id(tensor): loose.get(name, root_device) for name, tensor in loose_tensors(root, blocks).items()}
-    for index, modules in enumerate(blocks.modules):
-        for module in modules:
-            for tensor in (*module.parameters(), *module.buffers()):
-                home.setdefault(id(tensor), assignment[index])
-    there = [torch.device(DEVICE, index) for index in range(devices)]
-
-    def spot_of(tensor: Tensor) -> tuple[int, int]:
-        device = home.get(id(tensor), root_device)
-        return device, device
-
-    layout = _Layout(
-        places=[there[index] for index in assignment],
-        locator=DeviceLocator(there),
-        root_device=there[root_device],
-        spot_of=spot_of,
-        devices=devices,
-    )
     traced = Traced(Tracer(), len(blocks))
-    _run(root, blocks, trial, batches, kind, layout, traced)
+    world = _make_world(traced, kind, device_type, placement.devices)
+    homes = _homes(root, blocks, placement.assignment, placement.loose)
+    with world:
+        # Where all devices are one, copies are made between accounts instead.
+        apart = len(world.devices) == placement.devices
+        places = [world.devices[index] for index in placement.assignment] if apart else placement.assignment
+        layout = _Layout(
+            places=places,
+            locator=DeviceLocator(world.devices) if apart else VirtualLocator(traced.tracer, world),
+            root_device=world.devices[placement.root if apart else 0],
+            spot_of=lambda tensor: (homes.get(id(tensor), placement.root),) * 2,
+        )
+        with world.charging(None if apart else placement.root):
+            _run(root, blocks, trial, batches, kind, layout, world, traced)
     return traced
 
 
-@dataclass
+@dataclass(frozen=True)
+class Placement:
+    """Where everything is.
+
+    Attributes:
+        assignment: device index per block.
+        loose: device index by the qualified name of a tensor outside every block; others are on the root device.
+        root: device index of batch and loss.
+        devices: how many there are.
+    """
+
+    assignment: Sequence[int]
+    loose: Mapping[str, int]
+    root: int
+    devices: int
+
+
+@dataclass(frozen=True)
 class _Layout:
     """Where everything is in a trace; `spot_of` gives (device index, account) of one of the model's tensors."""
 
@@ -161,7 +159,23 @@ class _Layout:
     locator: Locator
     root_device: torch.device
     spot_of: Callable[[Tensor], tuple[int, int]]
-    devices: int
+
+
+def _homes(root: nn.Module, blocks: Blocks, of_block: Sequence[int], of_loose: Mapping[str, int]) -> dict[int, int]:
+    """Account by the id of each of the model's registered tensors."""
+    homes = {id(tensor): of_loose[name] for name, tensor in loose_tensors(root, blocks).items() if name in of_loose}
+    for account, modules in zip(of_block, blocks.modules, strict=True):
+        for module in modules:
+            for tensor in (*module.parameters(), *module.buffers()):
+                homes.setdefault(id(tensor), account)
+    return homes
+
+
+def _make_world(traced: Traced, kind: Kind, device_type: str, devices: int) -> World:
+    observer = _Observer(traced)
+    world = make_world(kind, device_type, devices, traced.tracer, traced.placeholders.append, observer)
+    observer.world = world
+    return world
 
 
 def _run(
@@ -169,21 +183,13 @@ def _run(
     blocks: Blocks,
     trial: Trial,
     batches: Sequence[Batch],
-    kind: Literal["fake", "real"],
+    kind: Kind,
     layout: _Layout,
+    world: World,
     traced: Traced,
 ) -> None:
-    elements = Elements(kind, traced.placeholders.append)
-    with ExitStack() as stack:
-        for context in (
-            _enough_devices(layout.devices),
-            random_state_kept(),
-            using_ledger(traced.tracer),
-            elements,
-            observing(_Observer(traced)),
-        ):
-            stack.enter_context(context)
-        twin, traced.shared = copy_module(root, _replacing(root, elements, layout), trial.stand_ins(root, kind))
+    with random_state_kept():
+        twin, traced.shared = copy_module(root, _replacing(root, world, layout), trial.stand_ins(root, kind))
         twin_blocks = _blocks_of(twin, root, blocks)
         _describe_static(twin, traced)
         declared = getattr(twin, "forward_methods", None)
@@ -198,19 +204,13 @@ def _run(
         _mark(traced.tracer, twin, optimizers, "end")
 
 
-def _enough_devices(count: int) -> AbstractContextManager[Any]:
-    """Simulated devices for a trial; those that are there stay as they are."""
-    return nullcontext() if backend.device_count() >= count else simulate(count)
-
-
-def _replacing(root: nn.Module, elements: Elements, layout: _Layout) -> Callable[[Tensor], Tensor]:
+def _replacing(root: nn.Module, world: World, layout: _Layout) -> Callable[[Tensor], Tensor]:
     registered = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
 
     def replace(tensor: Tensor) -> Tensor:
         if id(tensor) not in registered and tensor.device.type in ("cpu", "meta"):
-            return elements.on_host(tensor)  # a plain attribute stays on the host, as `module.to` leaves it there
-        index, account = layout.spot_of(tensor)
-        return elements.on_device(tensor, index, account)
+            return world.on_host(tensor)  # a plain attribute stays on the host, as `module.to` leaves it there
+        return world.on_device(tensor, *layout.spot_of(tensor))
 
     return replace
 
@@ -223,31 +223,35 @@ def _blocks_of(twin: nn.Module, root: nn.Module, blocks: Blocks) -> Blocks:
 
 
 def _describe_static(twin: nn.Module, traced: Traced) -> None:
+    tracer = traced.tracer
     for kind, tensors in (("buffers", twin.buffers()), ("weights", twin.parameters())):
         for tensor in tensors:
-            if isinstance(tensor, SimulatedTensor):
-                storage = tensor.untyped_storage()
-                traced.tracer.describe(storage, kind)
-                traced.homes[compat.storage_key(storage)] = tensor.account
+            index = tracer.find(tensor.untyped_storage())
+            if index is not None:
+                tracer.kinds[index] = kind
+                traced.homes[index] = tracer.accounts[index]
 
 
 class _Observer:
     """Sees every operation: counts its work, and notes a block that uses another's parameter without being given it."""
 
+    world: World
+
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
 
     def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
-        self._traced.work(func, args, kwargs, result, account)
-        locator, inside = self._traced.locator, dispatch.current_account
+        traced = self._traced
+        traced.work(func, args, kwargs, result, account)
+        locator, inside = traced.locator, self.world.current_account
         if locator is None or inside is None or inside == ROOT_ACCOUNT or compat.in_backward():
             return
-        for tensor in _simulated(args):
-            home = self._traced.homes.get(compat.storage_key(tensor.untyped_storage()), inside)
+        for tensor in _tensors(args):
+            home = traced.homes.get(traced.tracer.find(tensor.untyped_storage()), inside)
             if home == inside:
                 continue
-            if home < self._traced.count:
-                self._traced.foreign.add((inside, home))
+            if home < traced.count:
+                traced.foreign.add((inside, home))
             else:
                 locator.exchanges.setdefault((home, inside))
 
@@ -255,13 +259,12 @@ class _Observer:
 def _mark(tracer: Tracer, twin: nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
     """Name the moment, and say which of the live storages are gradients and optimizer state by now."""
     for parameter in twin.parameters():
-        if isinstance(parameter.grad, SimulatedTensor):
+        if parameter.grad is not None:
             tracer.describe(parameter.grad.untyped_storage(), "gradients")
     for optimizer in optimizers:
         for state in optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, SimulatedTensor):
-                    tracer.describe(value.untyped_storage(), "optimizer")
+            for tensor in _tensors(list(state.values())):
+                tracer.describe(tensor.untyped_storage(), "optimizer")
     tracer.mark(name)
 
 
@@ -271,22 +274,20 @@ def _watch_calls(blocks: Blocks, traced: Traced) -> None:
     def called(index: int, module: nn.Module, args: Any, output: Any) -> None:
         if index not in traced.outputs:
             traced.order.append(index)
-        storages = {}
-        for tensor in _simulated(output):
-            storages[id(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
-        traced.outputs[index] = max(traced.outputs.get(index, 0), sum(storages.values()))
+        storages = {compat.storage_key(tensor.untyped_storage()): tensor for tensor in _tensors(output)}
+        nbytes = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+        traced.outputs[index] = max(traced.outputs.get(index, 0), nbytes)
 
     for index, modules in enumerate(blocks.modules):
         for module in modules:
             module.register_forward_hook(partial(called, index))
 
 
-def _simulated(output: Any) -> list[SimulatedTensor]:
-    if isinstance(output, SimulatedTensor):
-        return [output]
-    if isinstance(output, Mapping):
-        return [tensor for item in output.values() for tensor in _simulated(item)]
-    if isinstance(output, (list, tuple)):
-        return [tensor for item in output for tensor in _simulated(item)]
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
     return []
-

@@ -1,6 +1,6 @@
 """Places of a trace: every block is somewhere else, so that each copy a split could need is seen once.
 
-All of it happens on one simulated device; what differs is the account that a storage is charged to.
+All of it happens on one device; what differs is the account that a storage is charged to.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from torch.utils.weak import TensorWeakRef
 from autobalance.placement.copies import Copies
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
-from autobalance.profiling.elements import copy_elements
 from autobalance.profiling.tracer import Tracer
-from autobalance.simulated.dispatch import charging
-from autobalance.simulated.tensor import SimulatedTensor
+from autobalance.profiling.world import World
 
 
 class _Crossing(torch.autograd.Function):
     """A copy to another account, and of its gradient on the way back, as `.to(device)` would make."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: SimulatedTensor, locator: VirtualLocator, place: int) -> Tensor:
-        ctx.locator, ctx.source = locator, tensor.account
+    def forward(ctx: Any, tensor: Tensor, locator: VirtualLocator, place: int) -> Tensor:
+        ctx.locator, ctx.source = locator, locator.place_of(tensor)
         return locator.copy(tensor, place)
 
     @staticmethod
@@ -39,39 +37,42 @@ class VirtualLocator:
 
     Args:
         tracer: is told which storages hold the same tensor.
+        world: knows whose a tensor is, and makes copies.
 
     Attributes:
         exchanges: pairs of accounts, in the order in which tensors first went from one to the other.
         changed: pairs (account of an argument, block that changed it in place).
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, world: World) -> None:
         self._tracer = tracer
+        self._world = world
         self._copies = Copies()
         self._parts: dict[int, tuple[TensorWeakRef, list[TensorWeakRef]]] = {}
         self.exchanges: dict[tuple[int, int], None] = {}
         self.changed: set[tuple[int, int]] = set()
 
     def place_of(self, tensor: Tensor) -> Place | None:
-        """The account of a tensor on the simulated device."""
-        return tensor.account if isinstance(tensor, SimulatedTensor) and tensor.index is not None else None
+        """The account of a tensor on the device."""
+        return self._world.account_of(tensor)
 
     def send(self, tensor: Tensor, place: Place) -> Tensor:
         """A copy charged to `place`."""
-        assert isinstance(tensor, SimulatedTensor) and isinstance(place, int)
-        self.exchanges.setdefault((tensor.account, place))
+        source = self._world.account_of(tensor)
+        assert source is not None and isinstance(place, int)
+        self.exchanges.setdefault((source, place))
         return self._copies.get(tensor, place, lambda: self._cross(tensor, place))
 
-    def _cross(self, tensor: SimulatedTensor, place: int) -> Tensor:
+    def _cross(self, tensor: Tensor, place: int) -> Tensor:
         if torch.is_grad_enabled() and tensor.requires_grad:
             crossed: Tensor = _Crossing.apply(tensor, self, place)
             return crossed
         return self.copy(tensor, place)
 
-    def copy(self, tensor: SimulatedTensor, place: int) -> SimulatedTensor:
+    def copy(self, tensor: Tensor, place: int) -> Tensor:
         """Copy without autograd, and tell the tracer which storages would be one on one device."""
-        copied = copy_elements(tensor, place)
-        source, target = tensor.elements.untyped_storage(), copied.elements.untyped_storage()
+        copied = self._world.copied(tensor, place)
+        source, target = tensor.untyped_storage(), copied.untyped_storage()
         if source.nbytes() == target.nbytes():
             self._tracer.copied(target, [source])
         else:  # a part of a storage: its copies are one on one device, but not one with the whole
@@ -85,7 +86,7 @@ class VirtualLocator:
             self._parts[id(tensor)] = (TensorWeakRef(tensor), copies)
         alive = [other for reference in copies if (other := reference()) is not None]
         copies.append(TensorWeakRef(copied))
-        return [other.elements.untyped_storage() for other in alive if isinstance(other, SimulatedTensor)]
+        return [other.untyped_storage() for other in alive]
 
     def send_object(self, value: Any, place: Place) -> Any:
         """Move the tensors among the attributes, as the object's own `.to` would."""
@@ -97,13 +98,14 @@ class VirtualLocator:
 
     def changed_in_place(self, tensor: Tensor, place: Place, block: str) -> None:
         """Remember that the block must sit with the one that made `tensor`."""
-        assert isinstance(tensor, SimulatedTensor) and isinstance(place, int)
-        self.changed.add((tensor.account, place))
+        source = self._world.account_of(tensor)
+        assert source is not None and isinstance(place, int)
+        self.changed.add((source, place))
 
     def enter(self, place: Place) -> Any:
         """Charge to a block what is made from nothing inside it."""
         assert isinstance(place, int)
-        context = charging(place)
+        context = self._world.charging(place)
         context.__enter__()
         return context
 

@@ -41,7 +41,12 @@ def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], b
     """
     module = trainer.lightning_module
     profiler = Profiler(
-        module, find_blocks(module), LightningTrial(trainer), batches, training=trainer.state.fn == "fit"
+        module,
+        find_blocks(module),
+        LightningTrial(trainer),
+        batches,
+        training=trainer.state.fn == "fit",
+        device_type=devices[0].type,
     )
     return checked_plan(profiler, profiler.profile(), planned_devices(devices), options)
 

@@ -1,0 +1,241 @@
+"""Tracing where CUDA is in use: fake CUDA tensors, or real ones on the CPU, watched operation by operation.
+
+Simulated devices take torch's one free device type, which a process that uses CUDA must not; there fake tensors say themselves that they
+are on `cuda:N`, and kernels are chosen as the GPU that is present chooses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from autobalance import compat
+from autobalance.profiling.tracer import Tracer
+from autobalance.profiling.world import Kind, Observe, on_host
+
+
+class Watch(TorchDispatchMode):
+    """Tells a tracer of every storage that an operation makes on a device of one type.
+
+    A new storage is charged to whom the operation's first operand on that device is charged, element by element for operations on
+    lists; one that is made from nothing to `current_account`, or to its device.
+
+    Args:
+        tracer: is told.
+        account_of: account by device; tensors on other devices are not told of.
+        observe: called after each operation.
+    """
+
+    def __init__(self, tracer: Tracer, account_of: Mapping[torch.device, int], observe: Observe) -> None:
+        super().__init__()
+        self._tracer = tracer
+        self._account_of = account_of
+        self._observe = observe
+        self.current_account: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            account = self._charge(result, _tensors((args, kwargs)))
+        elif isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
+            account = self._charge_all(func, result, args, kwargs)
+        else:
+            return result
+        self._observe(func, args, kwargs, result, account)
+        return result
+
+    def _charge(self, made: Tensor, operands: Iterator[Tensor]) -> int | None:
+        if made.device not in self._account_of:
+            return None
+        storage = made.untyped_storage()
+        account = next(
+            (
+                known
+                for operand in operands
+                if operand.device == made.device and (known := self.account(operand)) is not None
+            ),
+            self._account_of[made.device] if self.current_account is None else self.current_account,
+        )
+        self._tracer.allocate(storage, storage.nbytes(), account)
+        return account
+
+    def _charge_all(self, func: Any, results: Sequence[Any], args: Any, kwargs: Any) -> int | None:
+        by_element = func.__name__.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        account = None
+        for index, item in enumerate(results):
+            if isinstance(item, Tensor):
+                operand = args[0][index] if by_element and index < len(args[0]) else (args, kwargs)
+                account = self._charge(item, _tensors(operand))
+            elif isinstance(item, (list, tuple)):
+                account = self._charge_all(func, item, args, kwargs)
+        return account
+
+    def account(self, tensor: Tensor) -> int | None:
+        """To whom the storage of `tensor` is charged; None if it is not on a watched device."""
+        index = self._tracer.find(tensor.untyped_storage())
+        return None if index is None else self._tracer.accounts[index]
+
+
+class KnownValues(TorchDispatchMode):
+    """Keeps the real values of small integer and boolean fakes, so that `.item()` and `if` on a mask work.
+
+    Args:
+        note: told of each number that nobody knows and a placeholder stands for.
+    """
+
+    LARGEST = 1 << 20
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+        self._values = WeakIdKeyDictionary()
+
+    def remember(self, fake: Tensor, value: Tensor) -> None:
+        """Keep `value`, a CPU tensor, for `fake` if it is small."""
+        if not value.dtype.is_floating_point and not value.dtype.is_complex and value.numel() <= self.LARGEST:
+            self._values[fake] = value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operands = list(_tensors((args, kwargs)))
+        known = bool(operands) and all(operand in self._values for operand in operands)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            if known:
+                return self._values[operands[0]].item()
+            if operands[0].is_floating_point():
+                self._note("float")
+                return 1.0
+        result = func(*args, **kwargs)
+        for operand in operands:
+            if func._schema.is_mutable and not known:
+                self._values.pop(operand, None)
+        if known and torch.Tag.nondeterministic_seeded not in func.tags and isinstance(result, Tensor):
+            real = self._on_values(func, args, kwargs)
+            if real is not None:
+                self.remember(result, real)
+        return result
+
+    def _on_values(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        real_args, real_kwargs = _map((args, kwargs), lambda tensor: self._values[tensor])
+        if real_kwargs.get("device") is not None:
+            real_kwargs["device"] = torch.device("cpu")
+        with compat.modes_disabled():
+            real = func(*real_args, **real_kwargs)
+        return real if isinstance(real, Tensor) else None
+
+
+class WatchedWorld:
+    """Makes the tensors of a trial on watched devices; a context in which its operations run.
+
+    Args:
+        kind: "fake": fakes on the devices themselves; "real": real tensors on the CPU.
+        tracer: is told of every storage.
+        devices: in the order of their accounts.
+        note: told of each number that only real elements know.
+        observe: called after each operation.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        tracer: Tracer,
+        devices: Sequence[torch.device],
+        note: Callable[[str], None],
+        observe: Observe,
+    ) -> None:
+        self.devices = list(devices)
+        self._tracer = tracer
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else None
+        self._known = KnownValues(note) if kind == "fake" else None
+        self._watch = Watch(tracer, {device: account for account, device in enumerate(devices)}, observe)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> WatchedWorld:
+        if self._mode is not None and self._known is not None:
+            self._stack.enter_context(compat.foreach_on_fakes())
+            self._stack.enter_context(self._mode)
+            self._stack.enter_context(self._known)
+        self._stack.enter_context(self._watch)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def account_of(self, tensor: Tensor) -> int | None:
+        """To whom the storage of `tensor` is charged; None if it is not on a watched device."""
+        return self._watch.account(tensor)
+
+    @property
+    def current_account(self) -> int | None:
+        """To whom it is charged what is made from nothing."""
+        return self._watch.current_account
+
+    @contextmanager
+    def charging(self, account: int | None) -> Iterator[None]:
+        """Charge what is made from nothing to `account`."""
+        before, self._watch.current_account = self._watch.current_account, account
+        try:
+            yield
+        finally:
+            self._watch.current_account = before
+
+    def on_device(self, tensor: Tensor, index: int, account: int) -> Tensor:
+        """The trial's own tensor for one of the model's.
+
+        Args:
+            tensor: real, on any device or on meta.
+            index: of its device in the trial.
+            account: to whom it is charged.
+        """
+        source = tensor.detach()
+        if self._mode is None:
+            made = on_host(source)
+        else:
+            with compat.modes_disabled(), self._mode:
+                made = torch.empty_strided(
+                    source.size(), source.stride(), dtype=source.dtype, device=self.devices[index]
+                )
+        self._tracer.allocate(made.untyped_storage(), made.untyped_storage().nbytes(), account)
+        if self._known is not None and source.device.type != "meta" and not source.is_floating_point():
+            with compat.modes_disabled():
+                self._known.remember(made, source.cpu().clone())
+        return made
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """The trial's own tensor for one that stays on the host."""
+        with compat.modes_disabled():
+            return on_host(tensor)
+
+    def copied(self, tensor: Tensor, account: int) -> Tensor:
+        """A copy on the same device, charged to another account."""
+        copied = tensor.detach().clone()
+        self._tracer.charge(copied.untyped_storage(), account)
+        return copied
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(item, function) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(item, function) for key, item in value.items()}
+    return value

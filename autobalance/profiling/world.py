@@ -1,0 +1,79 @@
+"""The world of a trial: what its tensors are made of, on which devices, and to whom their bytes are charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from autobalance.profiling.tracer import Tracer
+
+Kind = Literal["fake", "real"]
+Observe = Callable[[Any, Any, Any, Any, int | None], None]
+
+
+class World(Protocol):
+    """A context in which the operations of a trial run.
+
+    Attributes:
+        devices: of the trial, by index; in a world where all are one, that one.
+    """
+
+    devices: Sequence[torch.device]
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def on_device(self, tensor: Tensor, index: int, account: int) -> Tensor:
+        """The trial's own tensor for one of the model's, on a device, charged to an account."""
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """The trial's own tensor for one that stays on the host."""
+
+    def account_of(self, tensor: Tensor) -> int | None:
+        """To whom the bytes of `tensor` are charged; None if it is on no device of the trial."""
+
+    def copied(self, tensor: Tensor, account: int) -> Tensor:
+        """A copy of one of the trial's tensors, without autograd, charged to another account."""
+
+    def charging(self, account: int | None) -> AbstractContextManager[None]:
+        """Charge what is made from nothing to an account."""
+
+    @property
+    def current_account(self) -> int | None:
+        """To whom it is charged what is made from nothing; None: to its device."""
+
+
+def make_world(
+    kind: Kind, device_type: str, devices: int, tracer: Tracer, note: Callable[[str], None], observe: Observe
+) -> World:
+    """The world in which a trial for devices of one type can run.
+
+    Args:
+        kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
+        device_type: "cuda" where CUDA is in use; any other is traced on simulated devices.
+        devices: how many.
+        tracer: is told of every storage.
+        note: told of each number that only real elements know.
+        observe: called after each operation.
+    """
+    if device_type != "cuda":
+        from autobalance.profiling.simulated_world import SimulatedWorld
+
+        return SimulatedWorld(kind, devices, tracer, note, observe)
+    from autobalance.profiling.watched_world import WatchedWorld
+
+    there = [torch.device("cuda", index) for index in range(devices)] if kind == "fake" else [torch.device("cpu")]
+    return WatchedWorld(kind, there, tracer, note, observe)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy of a tensor that stays on the host; of a large one only its shape is kept, as a tensor on meta."""
+    detached = tensor.detach()
+    if detached.device.type == "meta":
+        return torch.zeros_like(detached, device="cpu")
+    return detached.cpu().clone()
