@@ -45,9 +45,7 @@ FLOAT32_RESULT = """
 FLOAT32_APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 """Operators for which another overload, with a `dtype` argument, is called."""
 
-PROMOTE = (
-    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
-)
+PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
 """Operators whose floating operands are cast to the widest type among them."""
 
 _libraries: list[torch.library.Library] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autobalance import compat
-from autobalance.simulated import ledger
-from autobalance.simulated.tensor import SimulatedTensor
+
+if TYPE_CHECKING:
+    from autobalance.simulated.tensor import SimulatedTensor
 
 MAX_KNOWN_ELEMENTS = 1 << 20
 """Integer and boolean tensors up to this many elements keep their real value."""
@@ -35,6 +36,7 @@ class Known:
 
     @property
     def tensor(self) -> torch.Tensor | None:
+        """The value, or None once something unknown was written over it."""
         return self._tensor if self._cell[0] else None
 
 
@@ -52,7 +54,7 @@ def fake_elements(mode: Any, placeholder_note: Callable[[str], None] | None = No
         ...     loss = model(batch.to("simulated:0"))
 
     Args:
-        mode: a `torch._subclasses.FakeTensorMode`.
+        mode: a `torch._subclasses.FakeTensorMode`; None: elements are real inside.
         placeholder_note: called with the kind of every number that is asked for but unknown ("float").
     """
     global fake_mode, on_placeholder
@@ -72,30 +74,6 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
 
 
-def fake_elements_of(tensor: SimulatedTensor) -> torch.Tensor:
-    """Elements of a simulated tensor as fakes; those of a tensor made before elements were fake are replaced by a twin.
-
-    The twin's storage counts as known to the ledger, as the real one is already.
-    """
-    if compat.is_fake(tensor.elements):
-        return tensor.elements
-    twin: torch.Tensor | None = tensor.__dict__.get("twin")
-    if twin is None or twin.shape != tensor.elements.shape:
-        twin = fake_like(tensor.elements)
-        ledger.adopt(twin.untyped_storage())
-        tensor.__dict__["twin"] = twin
-        if tensor.known_value is None:
-            remember(tensor, twin, tensor.elements.detach().clone())
-    return twin
-
-
-def known_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Real value of any operand: a host tensor is its own."""
-    if isinstance(tensor, SimulatedTensor):
-        return tensor.known
-    return None if compat.is_fake(tensor) else tensor
-
-
 def is_small(tensor: torch.Tensor) -> bool:
     """Whether a tensor's real value is worth keeping."""
     limit = MAX_KNOWN_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else MAX_KNOWN_ELEMENTS
@@ -103,7 +81,7 @@ def is_small(tensor: torch.Tensor) -> bool:
 
 
 def remember(tensor: SimulatedTensor, elements: torch.Tensor, value: torch.Tensor) -> None:
-    """Keep `value` as the real value of `tensor`, until something unknown is written to its storage."""
+    """Keep `value` as the real value of `tensor`, until something unknown is written to the storage of `elements`."""
     if not is_small(value):
         return
     key = compat.storage_key(elements.untyped_storage())
@@ -120,16 +98,20 @@ def forget(elements: torch.Tensor) -> None:
         cell[0] = False
 
 
-def placeholder(elements: torch.Tensor) -> Any:
-    """The number handed out for one that nobody knows.
+def numbers(elements: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
+    """Numbers on the CPU: those of `elements`, else the known ones, else a placeholder of ones that is noted.
 
     Raises:
-        torch._subclasses.fake_tensor.DataDependentOutputException: it is an integer or a boolean, on which the
-            shapes and the branches of the rest may depend.
+        DataDependentOutputException: they are unknown integers or booleans, on which the shapes and the branches of
+            the rest may depend.
     """
+    if not compat.is_fake(elements):
+        return elements.detach()
+    if known is not None:
+        return known
     if not elements.dtype.is_floating_point:
-        with fake_mode:
-            return elements.item()
+        with elements.fake_mode:  # type: ignore[attr-defined] # a fake tensor has one
+            elements.flatten()[0].item()
     if on_placeholder is not None:
         on_placeholder("float")
-    return 1.0
+    return torch.ones(elements.shape, dtype=elements.dtype)

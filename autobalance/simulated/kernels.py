@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from autobalance.simulated import backend
+from autobalance import compat
+from autobalance.simulated import backend, elements
 from autobalance.simulated.dispatch import run
 
 _aten = torch.ops.aten
@@ -21,7 +22,7 @@ def register() -> None:
     aten.impl("empty_strided", _empty_strided, key)
     aten.impl("_copy_from", _copy_from, key)
     everything_else = torch.library.Library("_", "IMPL")
-    everything_else.fallback(lambda func, *args, **kwargs: run(func, args, kwargs), key)
+    everything_else.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), key)
     _libraries.extend((aten, everything_else))  # a library unregisters its kernels when it dies
 
 
@@ -35,16 +36,23 @@ def _empty(
     memory_format: Any = None,
 ) -> Any:
     options = {"dtype": dtype, "device": device or torch.device(backend.NAME), "memory_format": memory_format}
-    return run(_aten.empty.memory_format, (size,), options)
+    return _run(_aten.empty.memory_format, (size,), options)
 
 
 def _empty_strided(
     size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
-    return run(
+    return _run(
         _aten.empty_strided.default, (size, stride), {"dtype": dtype, "device": device or torch.device(backend.NAME)}
     )
 
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
-    return run(_aten.copy_.default, (target, source), {})
+    return _run(_aten.copy_.default, (target, source), {})
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    if elements.fake_mode is None:
+        return run(func, args, kwargs)
+    with compat.dispatching_to_python():  # fakes are made by a dispatch mode
+        return run(func, args, kwargs)

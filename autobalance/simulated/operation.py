@@ -37,6 +37,17 @@ OVERWRITES = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten
 """Operators whose result does not depend on what their first operand held."""
 
 
+READS_SHAPES_ONLY = {
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.full_like.default,
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_full.default,
+}
+"""Operators whose result does not depend on the numbers in their operand."""
+
+
 class Operation:
     """One operator.
 
@@ -44,6 +55,7 @@ class Operation:
         name: with its namespace, as in error messages.
         writes: positions and names of the arguments it changes.
         returns: for each result, the argument it is (in-place and `out=`), or None for a new tensor.
+        reads_shapes_only: whether the result does not depend on the operands' numbers.
         reshapes: whether an argument's sizes, strides or storage may change.
         moves: whether operands may be on different devices.
         indexed: whether operands inside a list may be on the host.
@@ -62,6 +74,7 @@ class Operation:
         "overwrites",
         "random",
         "reads_host",
+        "reads_shapes_only",
         "reshapes",
         "returns",
         "shaped_by_data",
@@ -79,13 +92,16 @@ class Operation:
         self.writes = [(position, argument.name) for position, argument in written]
         self.returns = [self._returned(result, written) for result in schema.returns]
         short = self.name.split("::")[1]
-        self.reshapes = torch.Tag.inplace_view in func.tags or short in ("resize_", "resize_as_", "set_") or any(
-            argument.is_out for _, argument in written
+        self.reshapes = (
+            torch.Tag.inplace_view in func.tags
+            or short in ("resize_", "resize_as_", "set_")
+            or any(argument.is_out for _, argument in written)
         )
         self.moves = func in MOVES
         self.indexed = func in INDEXED
         self.by_element = short.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
         self.reads_host = func in READS_HOST
+        self.reads_shapes_only = func in READS_SHAPES_ONLY
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.shaped_by_data = torch.Tag.dynamic_output_shape in func.tags
         self.overwrites = func in OVERWRITES

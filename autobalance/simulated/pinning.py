@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autobalance.simulated import backend
+from autobalance.simulated.dispatch import special_cases
 
 _log = logging.getLogger("autobalance")
 _libraries: list[torch.library.Library] = []
@@ -18,7 +18,7 @@ def register() -> None:
     """Take over pinning, which torch hands to the accelerator; once a process."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("_pin_memory", _leave_as_it_is, "CPU")
-    library.impl("_pin_memory", _refuse, backend.dispatch_keys()[0])
+    special_cases[torch.ops.aten._pin_memory.default] = _refuse
     _libraries.append(library)  # a library unregisters its kernels when it dies
 
 
@@ -36,5 +36,5 @@ def _leave_as_it_is(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
     return tensor
 
 
-def _refuse(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-    raise RuntimeError(f"cannot pin a tensor on {tensor.device}, only dense CPU tensors can be pinned")
+def _refuse(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")

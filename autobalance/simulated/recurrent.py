@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autobalance.simulated import elements
+from autobalance.simulated import elements, fakes
 from autobalance.simulated.dispatch import Call, emulate, special_cases
 
 _aten = torch.ops.aten
@@ -127,7 +127,7 @@ def _pack_padded_sequence(func: Any, args: Any, kwargs: Any) -> tuple[Any, Tenso
             return data
 
         return Call(func, args, kwargs).run(pack), batch_sizes[0]
-    real_lengths = elements.known_of(lengths)
+    real_lengths = fakes.known_of(lengths)
     if real_lengths is None:
         raise RuntimeError("the lengths of a packed sequence are not known while elements are fake")
     # Batch sizes depend on the lengths only: one feature stands for all.

@@ -12,11 +12,12 @@ from torch import nn
 
 from autobalance import compat
 from autobalance.simulated import backend, ledger
+from autobalance.simulated.elements import numbers
 
 HOST = -2
 """Account of a host tensor; no ledger is told of its storage."""
 
-OWN_ATTRIBUTES = ("elements", "index", "account", "known_value", "_is_param")
+OWN_ATTRIBUTES = ("elements", "index", "account", "known_value", "twin", "_is_param")
 
 
 class SimulatedTensor(torch.Tensor):
@@ -92,15 +93,15 @@ class SimulatedTensor(torch.Tensor):
         return object.__format__(self, format_spec)
 
     def tolist(self) -> Any:
-        return self.detach().cpu().tolist() if self.known is None else self.known.tolist()
+        return numbers(self.elements, self.known).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        if not force:
+        if not force and self.index is not None:
             self._refuse_numpy()
-        return self.detach().cpu().numpy()
+        return numbers(self.elements, self.known).numpy(force=force)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_numpy()
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy().__array__(*args, **kwargs)
 
     def _refuse_numpy(self) -> NoReturn:
         raise TypeError(

@@ -42,7 +42,11 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.attention = nn.LayerNorm(WIDTH), Attention(dropout)
         self.feed_forward = nn.Sequential(
-            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(dropout)
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * WIDTH, WIDTH),
+            nn.Dropout(dropout),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -184,7 +188,9 @@ def forecast(name: str, options: dict[str, bool], precision: torch.dtype | None)
         return peak_of(model, x, options, precision)
 
 
-@pytest.mark.parametrize("precision", [None, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "scaled float16"])
+@pytest.mark.parametrize(
+    "precision", [None, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "scaled float16"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_forecast_equals_count(name: str, precision: torch.dtype | None) -> None:
     assert forecast(name, OPTIMIZERS["foreach"], precision) == counted(name, OPTIMIZERS["foreach"], precision) > 0

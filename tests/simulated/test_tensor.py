@@ -217,7 +217,13 @@ def test_numbers_out_of_a_tensor() -> None:
     x = on(2, 1.0, 0.0, 3.0)
     assert x.tolist() == [1.0, 0.0, 3.0]
     assert x.view(3, 1).long().tolist() == [[1], [0], [3]]
-    assert (len(x), [item.item() for item in x], 3.0 in x, bool(x[0]), not x[1]) == (3, [1.0, 0.0, 3.0], True, True, True)
+    assert (len(x), [item.item() for item in x], 3.0 in x, bool(x[0]), not x[1]) == (
+        3,
+        [1.0, 0.0, 3.0],
+        True,
+        True,
+        True,
+    )
     assert (float(x[2]), int(x[2]), list(range(5))[x[2].long()]) == (3.0, 3, 3)
     with pytest.raises(RuntimeError, match="ambiguous"):
         bool(x)
@@ -236,8 +242,9 @@ def test_flags() -> None:
     x = on(1, 1.0)
     assert (x.is_cuda, x.is_cpu, x.is_simulated, x.get_device(), x.device.type) == (False, False, True, 1, "simulated")
     assert x.type() == "torch.simulated.FloatTensor"
-    assert x.pin_memory is not None
     assert not x.is_pinned()
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        x.pin_memory()
     assert x.untyped_storage().nbytes() == 4
 
 

@@ -22,7 +22,11 @@ OPTIMIZERS: list[tuple[Optimizer, dict[str, Any]]] = [
     (torch.optim.AdamW, {"fused": True, "amsgrad": True}),
     (torch.optim.AdamW, {"capturable": True}),
     *((torch.optim.Adagrad, {kind: True}) for kind in ("foreach", "fused")),
-    *((cls, {"foreach": kind}) for cls in (torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam) for kind in (True, False)),
+    *(
+        (cls, {"foreach": kind})
+        for cls in (torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam)
+        for kind in (True, False)
+    ),
     (torch.optim.Adadelta, {}),
     (torch.optim.Adamax, {}),
     (torch.optim.ASGD, {}),
@@ -120,7 +124,9 @@ def test_pinning_of_loaders_is_switched_off_and_said_once(workers: int, caplog: 
     pinning.forget_that_it_was_said()
     data = TensorDataset(torch.arange(6.0).view(6, 1))
     with caplog.at_level(logging.INFO, logger="autobalance"):
-        batches = [batch for _ in range(2) for (batch,) in DataLoader(data, batch_size=2, num_workers=workers, pin_memory=True)]
+        batches = [
+            batch for _ in range(2) for (batch,) in DataLoader(data, batch_size=2, num_workers=workers, pin_memory=True)
+        ]
     assert [batch.flatten().tolist() for batch in batches[:3]] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     assert all(batch.device.type == "cpu" and not batch.is_pinned() for batch in batches)
     assert [record.message for record in caplog.records] == [
