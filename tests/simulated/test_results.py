@@ -1,4 +1,4 @@
-"""Results of fakes have storages as large as those of real numbers, for kernels that leave more than the result's shape says."""
+"""Fakes of results have storages as large as real results, for kernels that leave more than the shape says."""
 
 from __future__ import annotations
 
