@@ -79,7 +79,7 @@ def call_order(called: Sequence[int], count: int) -> list[int]:
 
 
 def owners_of_accounts(traced: Traced, count: int) -> dict[int, int]:
-    """Owner by account: a loose tensor belongs to the first block that it exchanges a tensor with, else to the root device.
+    """Owner by account: a loose tensor belongs to the first block that it exchanges a tensor with, else to the root.
 
     Args:
         traced: a trace with every block apart.
@@ -91,7 +91,7 @@ def owners_of_accounts(traced: Traced, count: int) -> dict[int, int]:
     owners = {block: block for block in range(count)} | {ROOT_ACCOUNT: ROOT}
     exchanges = list(traced.locator.exchanges) if traced.locator is not None else []
     loose = set(traced.loose.values())
-    # Loose tensors that meet in one operation are one: repeat until nothing more is known, blocks before the root device.
+    # Loose tensors that meet in one operation are one: repeat until nothing more is known, blocks before the root.
     for stronger in (True, False):
         changed = True
         while changed:
@@ -116,8 +116,9 @@ def _kept_together(
         owner = owners[account]
         if owner == ROOT:
             raise ValueError(
-                f"block {blocks.names[block]!r} changes the batch (or another tensor that no block made) in place, so that on another "
-                f"device the change would be lost. Clone the tensor before the change, or return the changed tensor."
+                f"block {blocks.names[block]!r} changes the batch (or another tensor that no block made) in place, so that "
+                f"on another device the change would be lost. Clone the tensor before the change, or return the changed "
+                f"tensor."
             )
         groups.append((position[owner], position[block]))
     groups += [(position[owner], position[user]) for user, owner in sorted(traced.foreign)]

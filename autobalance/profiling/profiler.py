@@ -59,8 +59,8 @@ def profile(
         )
     if precision not in ("32-true", "bf16-mixed", "16-mixed"):
         raise ValueError(
-            f"precision={precision!r} is not supported for a plain module: convert its parameters yourself, or choose among "
-            f"'32-true', 'bf16-mixed' and '16-mixed'."
+            f"precision={precision!r} is not supported for a plain module: convert its parameters yourself, or choose "
+            f"among '32-true', 'bf16-mixed' and '16-mixed'."
         )
     trial = PlainTrial(optimizer, step, precision, training)
     kind = "train" if training else "predict"
@@ -100,7 +100,8 @@ class Profiler:
             self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
         if traced.placeholders:
             self._note(
-                f"{len(traced.placeholders)} number(s) that only real data know (such as `loss.item()`) were taken as 1.0 in the trial"
+                f"{len(traced.placeholders)} number(s) that only real data know (such as `loss.item()`) were taken as 1.0 "
+                f"in the trial"
             )
         return build_profile(
             self.blocks,
@@ -142,8 +143,8 @@ class Profiler:
             self._kind = "real"
             reason = str(error).strip().split("\n")[0]
             self._note(
-                f"the step cannot run on fake tensors ({type(error).__name__}: {reason}), so one real step was run on a copy of "
-                f"the model in host memory"
+                f"the step cannot run on fake tensors ({type(error).__name__}: {reason}), so one real step was run on a "
+                f"copy of the model in host memory"
             )
             return trace("real")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -32,7 +32,7 @@ class SimulatedWorld:
 
     def __init__(self, kind: Kind, devices: int, tracer: Tracer, note: Callable[[str], None], observe: Observe) -> None:
         installation.install()
-        self.devices = [torch.device(backend.NAME, index) for index in range(devices)]
+        self.devices: Sequence[torch.device] = [torch.device(backend.NAME, index) for index in range(devices)]
         self._count = devices
         self._tracer = tracer
         self._note = note

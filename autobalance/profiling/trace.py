@@ -1,4 +1,4 @@
-"""Trace a trial on a copy of the model: once with every block in a place of its own, to plan; once as placed, to forecast."""
+"""Trace a trial on a copy of the model: with every block in a place of its own, to plan; as placed, to forecast."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The trace as it grows: which storage is born and dies when, and whose it is.
 
-A `Tracer` is a ledger in the sense of `autobalance.simulated`: every storage that simulated work allocates is told to it. It has no limit.
+A `Tracer` is a ledger in the sense of `autobalance.simulated`: every storage that simulated work allocates is told to it.
+It has no limit.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Tracer:
 
         Args:
             copy: the new storage.
-            same: storages that on one device would be one with it: its source if it is a copy of the whole of it, other copies
-                of the same tensor.
+            same: storages that on one device would be one with it: its source if it is a copy of the whole of it, other
+                copies of the same tensor.
         """
         made = self.find(copy)
         if made is not None:

@@ -38,7 +38,12 @@ class Trial(Protocol):
     precision: str
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
-        """What stands in the copy for objects that must not be copied, by their id; `kind` of elements: "fake" or "real"."""
+        """What stands in the copy for objects that must not be copied, by their id.
+
+        Args:
+            root: the user's model.
+            kind: of elements, "fake" or "real".
+        """
 
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
         """Make `twin` ready to run with `device` as its root device, and build its optimizers."""
@@ -52,8 +57,8 @@ class PlainTrial:
 
     Args:
         optimizer: class or callable on parameters; None: no optimizer step.
-        step: `step(model, batch) -> loss`; None: call the model (a dict batch as keywords, a tuple as positionals) and take its
-            output's `.loss`, else the sum of its floating outputs.
+        step: `step(model, batch) -> loss`; None: call the model (a dict batch as keywords, a tuple as positionals) and
+            take its output's `.loss`, else the sum of its floating outputs.
         precision: as Lightning names it; "-mixed" runs the forward under autocast.
         training: False runs a forward pass without gradients.
     """
@@ -120,6 +125,11 @@ class PlainTrial:
 class HostLocator:
     """Moves tensors from the host, and from anywhere else, to a device."""
 
+    @property
+    def nothing_moves(self) -> bool:
+        """Batches move."""
+        return False
+
     def place_of(self, tensor: Tensor) -> Any:
         """The tensor's device."""
         return tensor.device
@@ -167,8 +177,8 @@ def default_step(model: nn.Module, batch: Any) -> Tensor:
     sums = [tensor.sum() for tensor in _floating(output)]
     if not sums:
         raise ValueError(
-            f"{type(model).__name__} returned {type(output).__name__}, which holds no floating tensor to run backward from. "
-            "Pass `step=`, a function of (model, batch) that returns the loss."
+            f"{type(model).__name__} returned {type(output).__name__}, which holds no floating tensor to run backward "
+            f"from. Pass `step=`, a function of (model, batch) that returns the loss."
         )
     total = sums[0]
     for other in sums[1:]:

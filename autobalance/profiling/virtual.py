@@ -52,6 +52,11 @@ class VirtualLocator:
         self.exchanges: dict[tuple[int, int], None] = {}
         self.changed: set[tuple[int, int]] = set()
 
+    @property
+    def nothing_moves(self) -> bool:
+        """Every block is somewhere else."""
+        return False
+
     def place_of(self, tensor: Tensor) -> Place | None:
         """The account of a tensor on the device."""
         return self._world.account_of(tensor)
@@ -59,13 +64,14 @@ class VirtualLocator:
     def send(self, tensor: Tensor, place: Place) -> Tensor:
         """A copy charged to `place`."""
         source = self._world.account_of(tensor)
-        assert source is not None and isinstance(place, int)
+        assert source is not None
+        assert isinstance(place, int)
         self.exchanges.setdefault((source, place))
         return self._copies.get(tensor, place, lambda: self._cross(tensor, place))
 
     def _cross(self, tensor: Tensor, place: int) -> Tensor:
         if torch.is_grad_enabled() and tensor.requires_grad:
-            crossed: Tensor = _Crossing.apply(tensor, self, place)
+            crossed: Tensor = _Crossing.apply(tensor, self, place)  # type: ignore[no-untyped-call]  # torch's own
             return crossed
         return self.copy(tensor, place)
 
@@ -99,7 +105,8 @@ class VirtualLocator:
     def changed_in_place(self, tensor: Tensor, place: Place, block: str) -> None:
         """Remember that the block must sit with the one that made `tensor`."""
         source = self._world.account_of(tensor)
-        assert source is not None and isinstance(place, int)
+        assert source is not None
+        assert isinstance(place, int)
         self.changed.add((source, place))
 
     def enter(self, place: Place) -> Any:

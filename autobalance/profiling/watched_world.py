@@ -1,7 +1,7 @@
 """Tracing where CUDA is in use: fake CUDA tensors, or real ones on the CPU, watched operation by operation.
 
-Simulated devices take torch's one free device type, which a process that uses CUDA must not; there fake tensors say themselves that they
-are on `cuda:N`, and kernels are chosen as the GPU that is present chooses them.
+Simulated devices take torch's one free device type, which a process that uses CUDA must not; there fake tensors say
+themselves that they are on `cuda:N`, and kernels are chosen as the GPU that is present chooses them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autobalance.profiling.world import Kind, Observe, on_host
 class Watch(TorchDispatchMode):
     """Tells a tracer of every storage that an operation makes on a device of one type.
 
-    A new storage is charged to whom the operation's first operand on that device is charged, element by element for operations on
-    lists; one that is made from nothing to `current_account`, or to its device.
+    A new storage is charged to whom the operation's first operand on that device is charged, element by element for
+    operations on lists; one that is made from nothing to `current_account`, or to its device.
 
     Args:
         tracer: is told.
@@ -34,7 +34,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, tracer: Tracer, account_of: Mapping[torch.device, int], observe: Observe) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
         self._tracer = tracer
         self._account_of = account_of
         self._observe = observe
@@ -94,7 +94,7 @@ class KnownValues(TorchDispatchMode):
     LARGEST = 1 << 20
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
         self._note = note
         self._values = WeakIdKeyDictionary()
 
@@ -137,8 +137,8 @@ class WatchedWorld:
 
     Args:
         kind: "fake": fakes on the devices themselves; "real": real tensors on the CPU.
-        tracer: is told of every storage.
         devices: in the order of their accounts.
+        tracer: is told of every storage.
         note: told of each number that only real elements know.
         observe: called after each operation.
     """
@@ -146,12 +146,12 @@ class WatchedWorld:
     def __init__(
         self,
         kind: Kind,
-        tracer: Tracer,
         devices: Sequence[torch.device],
+        tracer: Tracer,
         note: Callable[[str], None],
         observe: Observe,
     ) -> None:
-        self.devices = list(devices)
+        self.devices: Sequence[torch.device] = list(devices)
         self._tracer = tracer
         self._mode = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else None
         self._known = KnownValues(note) if kind == "fake" else None

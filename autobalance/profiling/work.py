@@ -1,6 +1,7 @@
 """How long each block works, by the roofline: the slower of its arithmetic and its memory traffic, plus the launches.
 
-Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore architectures", CACM 2009.
+Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore architectures", CACM
+2009.
 """
 
 from __future__ import annotations
