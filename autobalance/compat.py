@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn, overrides
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _mode_utils, backend_registration
+from torch.utils import _mode_utils, backend_registration, checkpoint
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import flop_registry
 
@@ -51,6 +51,37 @@ def insert_function_mode(mode: overrides.TorchFunctionMode, above: int) -> None:
     overrides._push_mode(mode)
     for other in reversed(others):
         overrides._push_mode(other)
+
+
+def function_modes() -> list[overrides.TorchFunctionMode]:
+    """The torch function modes that are active in this thread, innermost last."""
+    return list(overrides._get_current_function_mode_stack())
+
+
+def call_at_checkpoint(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Have activation checkpointing, for the rest of the process, run `wrap(function)` in place of each function it is given.
+
+    The function runs again in backward, when the modes that were active around the forward are no longer.
+
+    Args:
+        wrap: a function of a module, asked at each checkpoint; given again, it is not wrapped twice.
+    """
+    if hasattr(checkpoint, "_wrapped_by_autobalance"):
+        return
+    plain_generator, plain_function = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+
+    @wraps(plain_generator)
+    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return plain_generator(wrap(fn), *args, **kwargs)
+
+    class CheckpointFunction(plain_function):  # type: ignore[misc, valid-type]  # torch declares no type for it
+        @classmethod
+        def apply(cls, run_function: Callable[..., Any], *args: Any) -> Any:
+            return super().apply(wrap(run_function), *args)
+
+    checkpoint._checkpoint_without_reentrant_generator = generator
+    checkpoint.CheckpointFunction = CheckpointFunction  # type: ignore[misc]
+    checkpoint._wrapped_by_autobalance = True  # type: ignore[attr-defined]
 
 
 def warn_if_torch_is_untested() -> None:
@@ -286,18 +317,19 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 
 
 def replace_tensor(tensor: torch.Tensor, fresh: torch.Tensor) -> None:
-    """Let the Python object `tensor` stand for what `fresh` stands for, keeping its identity, gradient and hooks.
+    """Let the Python object `tensor` stand for what `fresh` stands for, keeping its identity and hooks.
 
     Like `torch.utils.swap_tensors`, but weak references to `tensor` stay with it instead of being an error.
     """
-    hooks, post_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    if tensor._use_count() > 1:  # a graph that still accumulates into what `tensor` stood for
+    private: Any = tensor
+    hooks, post_hooks = private._backward_hooks, private._post_accumulate_grad_hooks
+    if private._use_count() > 1:  # a graph that still accumulates into what `tensor` stood for
         torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(_refuse_backward)
     torch._C._swap_tensor_impl(tensor, fresh)
     if hooks is not None:
-        tensor._backward_hooks = hooks  # type: ignore[attr-defined]
+        private._backward_hooks = hooks
     if post_hooks is not None:
-        tensor._post_accumulate_grad_hooks = post_hooks  # type: ignore[attr-defined]
+        private._post_accumulate_grad_hooks = post_hooks
 
 
 def _refuse_backward(gradients: Any) -> None:
@@ -314,7 +346,8 @@ def excluded_autocast() -> Iterator[None]:
         yield
 
 
-_PRIVATE_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_keys: Any = torch._C.DispatchKey  # torch's own stubs list only some of them
+_PRIVATE_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastPrivateUse1)
 
 
 def on_autocast_exit(clear: Callable[[], None]) -> None:
@@ -355,7 +388,8 @@ def single_threaded_backward() -> None:
 
     A Python backend counts as one device in torch, so the engine has no thread for its further devices.
     """
-    engine = torch.autograd._engine_run_backward
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.cuda.is_initialized():
@@ -363,7 +397,7 @@ def single_threaded_backward() -> None:
         with torch.autograd.set_multithreading_enabled(False):
             return engine(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = run
+    autograd._engine_run_backward = run
 
 
 def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace: Callable[..., None]) -> None:
@@ -371,8 +405,9 @@ def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace
 
     `Module.to` and its like then keep parameters as they do on CUDA, since they assign to `.data` too.
     """
-    plain = torch._C.TensorBase.data
-    compatible = torch._has_compatible_shallow_copy_type
+    untyped: Any = torch
+    plain = untyped._C.TensorBase.data
+    compatible = untyped._has_compatible_shallow_copy_type
 
     def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
         if isinstance(value, torch.Tensor) and handles(tensor, value):
@@ -384,13 +419,14 @@ def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace
     def is_compatible(tensor: torch.Tensor, value: torch.Tensor) -> bool:
         return handles(tensor, value) or bool(compatible(tensor, value))
 
-    torch.Tensor.data = property(plain.__get__, assign)  # type: ignore[misc, assignment]
-    torch._has_compatible_shallow_copy_type = is_compatible
+    untyped.Tensor.data = property(plain.__get__, assign)
+    untyped._has_compatible_shallow_copy_type = is_compatible
 
 
 def assign_plain_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """torch's own `tensor.data = value`, past `set_data_hook`."""
-    torch._C.TensorBase.data.__set__(tensor, value)
+    base: Any = torch._C.TensorBase
+    base.data.__set__(tensor, value)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -467,3 +503,13 @@ def foreach_on_fakes() -> Iterator[None]:
     finally:
         if added:
             types.remove(FakeTensor)
+
+
+def moves_more_than_tensors(module: nn.Module) -> bool:
+    """Whether a module has its own idea of being moved, as metrics do, whose state is in plain attributes."""
+    return type(module)._apply is not nn.Module._apply
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; one made in inference mode does not count."""
+    return tensor._version

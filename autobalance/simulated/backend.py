@@ -213,15 +213,34 @@ def _is_in_bad_fork() -> bool:
     return False
 
 
+_MODULE_NAMES = (
+    "_is_in_bad_fork",
+    "current_device",
+    "device_count",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "is_available",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "mem_get_info",
+    "memory_allocated",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_rng_state",
+    "synchronize",
+)
+
+
 def _module() -> types.ModuleType:
     """What becomes `torch.simulated`."""
     module = types.ModuleType(f"torch.{NAME}", "Devices that are not there, as torch.cuda is for those that are.")
     here = sys.modules[__name__]
-    for name in (
-        "current_device device_count empty_cache get_amp_supported_dtype get_device_name get_device_properties "
-        "get_rng_state is_available is_initialized manual_seed manual_seed_all max_memory_allocated mem_get_info "
-        "memory_allocated reset_peak_memory_stats set_device set_rng_state synchronize _is_in_bad_fork"
-    ).split():
+    for name in _MODULE_NAMES:
         setattr(module, name, getattr(here, name))
     module.device = use_device  # type: ignore[attr-defined] # `torch.cuda.device`, and `device` above is another thing
     return module

@@ -1,4 +1,4 @@
-"""Carries out one operation on simulated tensors: on their elements, with the errors and the bookkeeping of a device."""
+"""Carries out one operation on simulated tensors: on their elements, with a device's errors and bookkeeping."""
 
 from __future__ import annotations
 

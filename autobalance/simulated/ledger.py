@@ -15,7 +15,7 @@ from autobalance import compat
 from autobalance.units import format_size
 
 GRANULE = 512
-"""Bytes to which CUDA's caching allocator rounds every allocation up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+"""Bytes to whose multiples CUDA's allocator rounds up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 
 
 def rounded(nbytes: int) -> int:
@@ -117,7 +117,6 @@ devices = DeviceLedger()
 """Counts what no other ledger asked for."""
 
 _current: Ledger = devices
-_born: dict[int, weakref.ref[Any]] = {}
 
 
 def current_ledger() -> Ledger:
@@ -174,6 +173,9 @@ def note(storage: torch.UntypedStorage, account: int) -> None:
     elif birth.nbytes != nbytes:
         birth.ledger.allocate(storage, nbytes, account)
         birth.nbytes = nbytes
+
+
+_born: dict[int, _Birth] = {}
 
 
 def _forget(birth: _Birth) -> None:

@@ -15,7 +15,7 @@ class DeviceStorage(torch.UntypedStorage):
     simulated_device: torch.device
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override] # read-only in torch, too; its stubs say otherwise
         return self.simulated_device
 
     def cpu(self) -> Any:

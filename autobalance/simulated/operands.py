@@ -43,25 +43,27 @@ class Operands:
                 self._see(value, host_is_welcome)
             elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
                 self._see_list(value)
-        if self.index is not None and self.first is not None:
-            stranger = self._stranger if self._stranger is not None else self._host
-            if stranger is not None:
-                self._refuse(self.first.device, stranger.device)
+        self._check()
         where = kwargs.get("device")
         if where is not None:
             self.index = backend.index_of(where) if where.type == backend.NAME else None
 
+    def _check(self) -> None:
+        stranger = self._stranger if self._stranger is not None else self._host
+        if stranger is not None and self.first is not None and self.first.index is not None:
+            self._refuse(self.first.device, stranger.device)
+
     def _see(self, value: torch.Tensor, host_is_welcome: bool) -> None:
         """Take one tensor into account; as on CUDA, a scalar of the host may join any device."""
-        simulated = isinstance(value, SimulatedTensor)
-        index = value.index if simulated else None
+        wrapper = value if isinstance(value, SimulatedTensor) else None
+        index = None if wrapper is None else wrapper.index
         if index is None:
-            if simulated and self.first is None:
-                self.first = value
+            if self.first is None:
+                self.first = wrapper
             if not host_is_welcome and value.dim() > 0:
                 self._host = value
         elif self.index is None:
-            self.first, self.index = value, index
+            self.first, self.index = wrapper, index
         elif index != self.index and not self._operation.moves:
             self._stranger = value
 

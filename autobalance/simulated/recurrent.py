@@ -1,4 +1,4 @@
-"""Fused cells of LSTM and GRU: torch picks them for an accelerator, and the CPU has no kernels for them. Packed sequences.
+"""Fused cells of LSTM and GRU, which torch picks for an accelerator and the CPU does not have, and packed sequences.
 
 Formulas and layout of the workspaces are those of torch's CUDA kernels (aten/src/ATen/native/cuda/RNN.cu).
 """
@@ -121,8 +121,8 @@ def _pack_padded_sequence(func: Any, args: Any, kwargs: Any) -> tuple[Any, Tenso
     if elements.fake_mode is None:
         batch_sizes: list[Tensor] = []
 
-        def pack(padded: Tensor, lengths: Tensor, batch_first: bool) -> Tensor:
-            data, sizes = func(padded, lengths, batch_first)
+        def pack(padded: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+            data, sizes = _aten._pack_padded_sequence.default(padded, lengths, batch_first)
             batch_sizes.append(sizes)
             return data
 

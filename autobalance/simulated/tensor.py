@@ -40,7 +40,7 @@ class SimulatedTensor(torch.Tensor):
     """
 
     elements: torch.Tensor
-    index: int | None
+    index: int | None  # type: ignore[assignment] # torch.Tensor has an undocumented method of this name
     account: int
     known_value: Any
 
@@ -70,14 +70,16 @@ class SimulatedTensor(torch.Tensor):
     __torch_function__ = compat.without_torch_function()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override] # torch calls it as a class method, its stubs say otherwise
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if torch.is_inference_mode_enabled():
             # Without autograd's layer an operation made of others, such as `to`, would arrive whole.
             with torch.inference_mode(False), torch.no_grad():
                 return func(*args, **(kwargs or {}))
         return run(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # as torch.Tensor's own
         text = repr(self.elements.detach()).rstrip()
         extra = f", device='{self.device}'"
         if self.grad_fn is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -28,8 +28,8 @@ def simulated_devices() -> Iterator[None]:
 
 
 @pytest.fixture
-def allocated() -> Iterator[object]:
+def allocated() -> Callable[..., int]:
     """A function that says how many bytes of a device the test itself holds."""
     gc.collect()
     before = [torch.simulated.memory_allocated(index) for index in range(4)]
-    yield lambda index=0: torch.simulated.memory_allocated(index) - before[index]
+    return lambda index=0: torch.simulated.memory_allocated(index) - before[index]
