@@ -1,15 +1,14 @@
-"""What is saved and loaded: the plain model's tensors on the host, each optimizer state where its parameter is."""
+"""What is saved: the plain model's tensors, on the host."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 
 def host_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,14 +63,3 @@ def to_host(value: Any) -> Any:
         make = getattr(type(value), "_make", type(value))  # named tuples
         return make(items)
     return value
-
-
-def send_state_home(optimizers: Iterable[Optimizer]) -> None:
-    """Move each parameter's optimizer state to the parameter; step counters stay on the host, as optimizers want."""
-    for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
-            if not isinstance(parameter, Tensor) or not isinstance(state, MutableMapping):
-                continue
-            for key, value in state.items():
-                if key != "step" and isinstance(value, Tensor):
-                    state[key] = value.to(parameter.device)

@@ -10,8 +10,9 @@ import torch
 from torch.optim import Optimizer
 
 from autobalance.compat import set_lightning_device
-from autobalance.strategy.checkpoints import host_state, send_state_home, to_host
+from autobalance.strategy.checkpoints import host_state, to_host
 from autobalance.strategy.gradients import drop_stale_gradients
+from autobalance.strategy.optimizers import send_state_home
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
 from autobalance.strategy.planning import plan_run, read_plan

@@ -16,6 +16,7 @@ from autobalance import compat
 from autobalance.profiling.trial import Batch, Glue, Mark
 from autobalance.strategy.gradients import frees_gradients_early
 from autobalance.strategy.metrics import is_metric, stand_in_for_metric
+from autobalance.strategy.optimizers import refuse_gathering
 from autobalance.strategy.registration import lightning_root
 
 STEPS = 2  # optimizer state exists only from the second step on
@@ -68,6 +69,8 @@ class LightningTrial:
             return ()
         with compat.loader_attachment_kept(self._trainer):
             optimizers, schedulers = compat.configured_optimizers(self._package, twin)
+        if self._trainer.num_devices > 1:
+            refuse_gathering(optimizers)
         trainer.strategy.take_optimizers(optimizers, schedulers)
         return list(optimizers)
 

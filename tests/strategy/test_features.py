@@ -1,0 +1,296 @@
+"""What Lightning offers works on four simulated devices as on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import CASES, ConvNet
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytestmark = pytest.mark.usefixtures("simulated")
+
+WIDTH = 8
+
+
+def data(size: int = 32, batch_size: int = 8) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    inputs, labels = torch.randn(size, WIDTH, generator=generator), torch.randint(3, (size,), generator=generator)
+    return DataLoader(TensorDataset(inputs, labels), batch_size=batch_size)
+
+
+def make(lightning: ModuleType, **attributes: Any) -> Any:
+    """A small classifier of five blocks with batch norm; `attributes` are added to its class."""
+
+    class Net(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layers = nn.Sequential(
+                nn.Linear(WIDTH, 16),
+                nn.BatchNorm1d(16),
+                nn.Tanh(),
+                nn.Linear(16, 16),
+                nn.BatchNorm1d(16),
+                nn.Linear(16, 3),
+            )
+            self.seen: dict[str, Any] = {}
+
+        def self_balance(self) -> list[nn.Module]:
+            return list(self.layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+        def loss(self, batch: Any) -> Tensor:
+            inputs, labels = batch
+            return F.cross_entropy(self(inputs), labels)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            self.log("train", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.loss(batch))
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test", self.loss(batch))
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    return type("Net", (Net,), attributes)()
+
+
+def tuner_of(lightning: ModuleType) -> Any:
+    return importlib.import_module(f"{lightning.__name__}.tuner").Tuner
+
+
+def fit_on_both(
+    lightning: ModuleType,
+    trainer: Callable[..., Any],
+    model: Callable[[], Any] | None = None,
+    callbacks: Callable[[], list[Any]] = list,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Trainers after the same fit on four simulated devices and on the CPU, weights compared."""
+    model = model or (lambda: make(lightning))
+    split, plain = model(), model()
+    four = trainer(callbacks=callbacks(), **{"max_epochs": 2, **options})
+    four.fit(split, data(), data())
+    one = trainer(
+        callbacks=callbacks(), **{"max_epochs": 2, **options, "accelerator": "cpu", "devices": 1, "strategy": "auto"}
+    )
+    one.fit(plain, data(), data())
+    assert set(four.strategy.plan.assignment) == {0, 1, 2, 3}
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(split.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert {name: float(value) for name, value in four.callback_metrics.items()} == pytest.approx(
+        {name: float(value) for name, value in one.callback_metrics.items()}, rel=1e-4
+    )
+    return four, one
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_clip_val": 0.1},
+        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+        {"accumulate_grad_batches": 4},
+        {"accumulate_grad_batches": 3},
+        {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2},
+        {"overfit_batches": 2},
+        {"fast_dev_run": 2},
+    ],
+    ids=str,
+)
+def test_training_options(lightning: ModuleType, trainer: Callable[..., Any], options: dict[str, Any]) -> None:
+    fit_on_both(lightning, trainer, **options)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.Adagrad(parameters, lr=0.05),  # has state from the start
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
+    ],
+    ids=["Adagrad", "AdamW foreach", "AdamW"],
+)
+def test_optimizers(lightning: ModuleType, trainer: Callable[..., Any], optimizer: Callable[[Any], Any]) -> None:
+    fit_on_both(
+        lightning, trainer, lambda: make(lightning, configure_optimizers=lambda self: optimizer(self.parameters()))
+    )
+
+
+def test_an_optimizer_that_gathers_all_parameters_is_refused(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    model = make(lightning, configure_optimizers=lambda self: torch.optim.LBFGS(self.parameters()))
+    with pytest.raises(ValueError, match="LBFGS gathers the gradients of all parameters in one tensor"):
+        trainer().fit(model, data(), data())
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+    trainer(devices=1).fit(model, data(), data())
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_mixed_precision_reaches_the_inside_of_blocks(
+    lightning: ModuleType, trainer: Callable[..., Any], precision: str, dtype: torch.dtype, devices: int
+) -> None:
+    model = make(lightning)
+    seen: list[torch.dtype] = []
+    model.layers[3].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    made = trainer(precision=precision, devices=devices, strategy="self_balance" if devices > 1 else "auto")
+    made.fit(model, data(), data())
+    assert set(seen) == {dtype}
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    scaler = getattr(made.precision_plugin, "scaler", None)
+    assert (scaler is not None and scaler.is_enabled()) == (precision == "16-mixed")
+
+
+def test_bf16_true(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    model = make(lightning)
+    made = trainer(precision="bf16-true")
+    made.fit(model, data(), data())
+    assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    assert torch.isfinite(made.callback_metrics["train"])
+
+
+def test_manual_optimization_of_two_networks(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    class Gan(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.automatic_optimization = False
+            self.generator = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, WIDTH))
+            self.critic = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 1))
+
+        def self_balance(self) -> list[Any]:
+            return [*self.generator, *self.critic]
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            real = batch[0]
+            for_generator, for_critic = self.optimizers()
+            self.toggle_optimizer(for_generator)
+            loss = F.softplus(-self.critic(self.generator(real.flip(0)))).mean()
+            for_generator.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(for_generator, 0.5, "norm")
+            for_generator.step()
+            self.untoggle_optimizer(for_generator)
+            fake = self.generator(real.flip(0)).detach()
+            with for_critic.toggle_model():
+                loss = F.softplus(self.critic(fake)).mean() + F.softplus(-self.critic(real)).mean()
+                for_critic.zero_grad()
+                self.manual_backward(loss)
+                for_critic.step()
+            self.lr_schedulers().step()
+            self.log("critic", loss)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.critic(batch[0]).mean())
+
+        def configure_optimizers(self) -> Any:
+            first = torch.optim.Adam(self.generator.parameters(), lr=0.01)
+            second = torch.optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9)
+            return [first, second], [torch.optim.lr_scheduler.StepLR(first, 1, 0.5)]
+
+    fit_on_both(lightning, trainer, Gan)
+
+
+def test_exponential_moving_average(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    fit_on_both(lightning, trainer, callbacks=lambda: [lightning.callbacks.WeightAveraging(avg_fn=get_ema_avg_fn(0.9))])
+
+
+def test_stochastic_weight_averaging_with_batch_norm(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    averaging = lightning.callbacks.StochasticWeightAveraging
+    fit_on_both(lightning, trainer, callbacks=lambda: [averaging(0.05, swa_epoch_start=1)], max_epochs=4)
+
+
+@pytest.mark.filterwarnings("ignore:.*`lr_scheduler.step.*:UserWarning")
+def test_callbacks_that_watch(lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Any) -> None:
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    callbacks = lightning.callbacks
+    four, one = fit_on_both(
+        lightning,
+        trainer,
+        lambda: make(lightning, configure_optimizers=configure_optimizers),
+        lambda: [
+            callbacks.EarlyStopping("val", patience=1, min_delta=10.0),
+            callbacks.ModelCheckpoint(tmp_path, monitor="val", save_last=True),
+            callbacks.LearningRateMonitor("epoch"),
+        ],
+        max_epochs=6,
+        enable_checkpointing=True,
+        logger=lightning.loggers.CSVLogger(tmp_path),
+    )
+    assert four.current_epoch == one.current_epoch == 2
+
+
+def test_learning_rate_finder(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    model = make(lightning, lr=0.1)
+    type(model).configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), lr=self.lr)
+    made = trainer()
+    found = tuner_of(lightning)(made).lr_find(model, data(), data(), num_training=12, early_stop_threshold=None)
+    assert len(found.results["loss"]) > 1
+    made.fit(model, data(), data())
+
+
+def test_batch_size_finder_plans_again_for_the_larger_batch(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    model = make(lightning, batch_size=2)
+    type(model).train_dataloader = type(model).val_dataloader = lambda self: data(64, self.batch_size)
+    made = trainer()
+    with pytest.warns(UserWarning, match="the plan was made for batches of up to"):
+        tuner_of(lightning)(made).scale_batch_size(model, max_trials=3)
+    assert model.batch_size == 8
+    made.fit(model)
+    assert "8x8" in made.strategy.plan.batch
+
+
+def test_one_plan_serves_fit_validate_test_and_predict(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    model, plain = make(lightning), make(lightning)
+    made, one = trainer(), trainer(accelerator="cpu", devices=1, strategy="auto")
+    made.fit(model, data(), data())
+    one.fit(plain, data(), data())
+    plan = made.strategy.plan
+    for run in ("validate", "test"):
+        (found,) = getattr(made, run)(model, data(), verbose=False)
+        (expected,) = getattr(one, run)(plain, data(), verbose=False)
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert made.strategy.plan is plan
+    predictions = made.predict(model, data())
+    torch.testing.assert_close(torch.cat(predictions), torch.cat(one.predict(plain, data())), rtol=1e-4, atol=1e-5)
+    assert made.strategy.plan is plan
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_run_without_training_is_planned_for_inference(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    model, made = make(lightning), trainer()
+    made.predict(model, data())
+    inference = made.strategy.plan
+    made.fit(model, data(), data())
+    assert made.strategy.plan is not inference
+    assert sum(made.strategy.plan.peaks) > sum(inference.peaks)
+
+
+def test_images_through_a_batch_norm_convnet(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    assert CASES["batch norm convnet"].body is ConvNet
+    model = CASES["batch norm convnet"].make(lightning.LightningModule)
+    made = trainer(max_epochs=2)
+    made.fit(model, DataLoader(CASES["batch norm convnet"].batches(2), batch_size=None))
+    assert torch.isfinite(model.last_loss)
