@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -47,7 +48,7 @@ def discovered_groups(root: nn.Module) -> list[tuple[nn.Module, ...]]:
         ValueError: if nothing can be placed on its own.
     """
     search = _Search(root)
-    search.enter(root)
+    search.enter(root, _Role(is_item=False, has_twin=False, is_alone=True))
     if not search.groups:
         kind = type(root).__name__
         raise ValueError(
@@ -55,6 +56,17 @@ def discovered_groups(root: nn.Module) -> list[tuple[nn.Module, ...]]:
             f"method `self_balance(self)` of {kind} that returns the parts to place, or train on one device."
         )
     return search.groups
+
+
+class _Role(NamedTuple):
+    """What a module is to the one that holds it."""
+
+    #: in a container
+    is_item: bool
+    #: beside another one of its class and shapes
+    has_twin: bool
+    #: the only part with tensors
+    is_alone: bool
 
 
 class _Search:
@@ -67,16 +79,19 @@ class _Search:
         self._read: set[int] = set()
         self._registrations = Counter(id(module) for _, module in root.named_modules(remove_duplicate=False))
 
-    def enter(self, module: nn.Module, family: Sequence[nn.Module] = (), parent: nn.Module | None = None) -> bool:
-        """Visit `module`, once, one of `family` below `parent`; return whether the last block found is its end."""
+    def enter(self, module: nn.Module, role: _Role) -> bool:
+        """Visit `module`, once; return whether the last block found is its end."""
         if id(module) in self._seen or not _holds_tensors(module) or _is_loss_or_metric(module):
             return False
         self._seen.add(id(module))
         if module is not self._root and (own := declared_groups(module)) is not None:
-            self.groups += own
-            self._seen.update(id(part) for group in own for member in group for part in member.modules())
+            for group in own:
+                parts = {id(part) for member in group for part in member.modules()}
+                if not parts & self._seen:
+                    self.groups.append(group)
+                    self._seen |= parts
             return False
-        if self._opens(module, family, parent):
+        if self._opens(module, role):
             return self._open(module)
         if isinstance(module, _UNCALLABLE) or any(id(part) in self._read for part in module.modules()):
             return False
@@ -84,12 +99,12 @@ class _Search:
         self.groups.append((module,))
         return True
 
-    def _opens(self, module: nn.Module, family: Sequence[nn.Module], parent: nn.Module | None) -> bool:
+    def _opens(self, module: nn.Module, role: _Role) -> bool:
         if not any(_holds_tensors(child) for child in module.children()) or not _may_be_opened(module):
             return False
         if not _is_callable(module):
             return True
-        if not self._is_worth_opening(module, family, parent):
+        if not _is_worth_opening(module, role):
             return False
         # torch's own encoder looks at its layers' weights, but only to choose a path
         read = [] if _is_of_torch(module) else modules_read_by(module)
@@ -98,26 +113,10 @@ class _Search:
         self._read.update(map(id, read))
         return True
 
-    def _is_worth_opening(self, module: nn.Module, family: Sequence[nn.Module], parent: nn.Module | None) -> bool:
-        if _is_of_torch(module) and not isinstance(module, _CONTAINERS):
-            return any(_repeats(container, _is_composite) for container in _containers_in(module))
-        if len(family) <= 1:
-            return True
-        is_alike = Counter(map(_signature, family))[_signature(module)] > 1
-        if isinstance(parent, _CONTAINERS) or is_alike:
-            if isinstance(module, _CONTAINERS) and _repeats(module, _is_composite):
-                return True
-            return not is_alike and any(_repeats_alike(container) for container in _containers_in(module))
-        if isinstance(module, nn.Sequential) and _repeats(module, _has_parameters):
-            return True
-        return any(
-            _repeats(container, _is_composite) or _repeats(container, _has_parameters, times=3)
-            for container in _containers_in(module)
-        )
-
     def _open(self, module: nn.Module) -> bool:
         children = list(module.children())
         family = [child for child in children if _holds_tensors(child) and not _is_loss_or_metric(child)]
+        kinds = Counter(map(_signature, family))
         joins_neighbours = isinstance(module, nn.Sequential) and not _overrides_forward(module)
         waiting: list[nn.Module] = []  # parts without tensors since the last part with some
         follows_block = False
@@ -129,11 +128,32 @@ class _Search:
                     waiting.append(child)
                 continue
             found = len(self.groups)
-            follows_block = self.enter(child, family, module)
+            role = _Role(
+                is_item=isinstance(module, _CONTAINERS),
+                has_twin=kinds[_signature(child)] > 1,
+                is_alone=len(family) == 1,
+            )
+            follows_block = self.enter(child, role)
             if follows_block and len(self.groups) == found + 1:
                 self.groups[-1] = (*waiting, *self.groups[-1])
             waiting = []
         return joins_neighbours and follows_block
+
+
+def _is_worth_opening(module: nn.Module, role: _Role) -> bool:
+    """Whether the parts of `module` make better blocks than the whole."""
+    if _is_of_torch(module) and not isinstance(module, _CONTAINERS):
+        return any(_repeats(container, _is_composite) for container in _containers_in(module))
+    if role.is_item or role.has_twin:
+        if isinstance(module, _CONTAINERS) and _repeats(module, _is_composite):
+            return True
+        return not role.has_twin and any(_repeats_alike(container) for container in _containers_in(module))
+    if role.is_alone or (isinstance(module, nn.Sequential) and _repeats(module, _has_parameters)):
+        return True
+    return any(
+        _repeats(container, _is_composite) or _repeats(container, _has_parameters, times=3)
+        for container in _containers_in(module)
+    )
 
 
 def _holds_tensors(module: nn.Module) -> bool:

@@ -98,6 +98,10 @@ def test_a_model_in_one_attribute_is_opened() -> None:
     assert names(Net(nn.LSTM(4, 4, num_layers=2))) == ["net"]
 
 
+def test_a_single_layer_in_a_list_is_whole() -> None:
+    assert names(Decoder(depth=1)) == ["embed", "layers.0", "norm"]
+
+
 def test_layers_in_a_dict_of_parts_are_found() -> None:
     parts = {
         "wte": nn.Embedding(8, 4),
@@ -375,6 +379,19 @@ def test_blocks_that_an_inner_model_declares_are_honoured() -> None:
             return [[self.embed, self.layers[0]], self.layers[1]]
 
     assert names(Model(net=Inner(), head=nn.Linear(4, 8))) == ["net.embed+net.layers.0", "net.layers.1", "head"]
+
+
+def test_a_part_that_an_inner_model_declares_is_not_placed_twice() -> None:
+    class Inner(nn.Module):
+        def __init__(self, shared: nn.Module) -> None:
+            super().__init__()
+            self.shared, self.own = shared, nn.Linear(4, 4)
+
+        def self_balance(self) -> list[nn.Module]:
+            return [self.shared, self.own]
+
+    shared = nn.Linear(4, 4)
+    assert names(Model(shared=shared, inner=Inner(shared))) == ["shared", "inner.own"]
 
 
 def test_blocks_do_not_overlap_in_a_model_that_has_everything() -> None:
