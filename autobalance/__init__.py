@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autobalance.partitioning.plan import Plan
     from autobalance.partitioning.score import score
     from autobalance.partitioning.search import plan
-    from autobalance.placement import dispatch
+    from autobalance.placement.dispatch import dispatch
     from autobalance.profiling.profile import Profile
     from autobalance.profiling.profiler import profile
     from autobalance.simulated import simulate
@@ -35,7 +35,7 @@ _HOMES = {
     "Profile": "autobalance.profiling.profile",
     "SelfBalance": "autobalance.mixin",
     "SelfBalanceStrategy": "autobalance.strategy",
-    "dispatch": "autobalance.placement",
+    "dispatch": "autobalance.placement.dispatch",
     "plan": "autobalance.partitioning.search",
     "profile": "autobalance.profiling.profiler",
     "score": "autobalance.partitioning.score",

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn, overrides
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _mode_utils, backend_registration, checkpoint
+from torch.optim import optimizer
+from torch.utils import _foreach_utils, _mode_utils, backend_registration, checkpoint
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import flop_registry
 
@@ -513,3 +514,14 @@ def moves_more_than_tensors(module: nn.Module) -> bool:
 def version(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place; one made in inference mode does not count."""
     return tensor._version
+
+
+def gradient_setter() -> Any:
+    """What a torch function mode is told that `tensor.grad = value` calls."""
+    return vars(torch._C.TensorBase)["grad"].__set__
+
+
+def support_foreach(cls: type) -> None:
+    """Let optimizers and gradient clipping choose their foreach form by default for parameters of class `cls`."""
+    for supported in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        supported.append(cls)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,10 +11,12 @@ from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
 from autobalance.partitioning.plan import Plan
+from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
-from autobalance.placement.locate import DeviceLocator, Place
+from autobalance.placement.locate import DeviceLocator, Place, with_index
 from autobalance.placement.move import Mover
 from autobalance.placement.place import place
+from autobalance.profiling.timeline import ROOT
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -25,51 +25,39 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
     """Place `model` by `plan` and hook it, so that calling it runs every block on its device.
 
     Example:
-        >>> model = autobalance.dispatch(model, plan)                      # doctest: +SKIP
-        >>> model = autobalance.dispatch(model, plan, devices=["cuda:0"] * 4)  # four stages on one GPU  # doctest: +SKIP
+        >>> model = autobalance.dispatch(model, plan)                          # doctest: +SKIP
+        >>> model = autobalance.dispatch(model, plan, devices=["cuda:0"] * 4)  # doctest: +SKIP
 
     Args:
-        model: the module the plan was made for; changed in place.
+        model: the module the plan was made for; changed in place. Dispatched again, it is placed anew.
         plan: device index per block.
-        devices: the torch device of each device of the plan; may repeat. Default: the simulated devices if there are any,
-            else the GPUs in order.
+        devices: the torch device of each device of the plan; may repeat, as for four stages on one GPU. Default: the
+            simulated devices if there are any, else the GPUs in order.
 
     Returns:
-        `model`. Its inputs are moved in, its output is where the last block left it.
+        `model`. Its inputs are moved in, its output is where the last block left it. It can be copied and pickled.
 
     Raises:
-        ValueError: if the plan is for other blocks, or needs more devices than there are.
+        ValueError: if the plan is for other blocks, or for other devices than there are; nothing has moved then.
     """
-    blocks = find_blocks(model).ordered(plan.block_names)
     targets = _torch_devices(plan, devices)
+    blocks = find_blocks(model).ordered(plan.block_names)
+    _refuse_meta(model)
+    _release(model)
     root_device = targets[plan.root]
     places = [targets[index] for index in plan.assignment]
-    loose = {name: targets[index] for name, index in plan.device_map.items() if name not in blocks.names}
-    place(model, blocks, places, loose, root_device)
+    loose = {name: root_device if owner == ROOT else places[owner] for name, owner in plan.loose}
     declared = getattr(model, "forward_methods", None)
-    installed = install(model, blocks, places, DeviceLocator(targets), declared() if callable(declared) else None)
-    entry = _Entry(installed, _EntryLocator(targets), root_device)
-    model.register_forward_pre_hook(partial(_enter_model, entry), prepend=True, with_kwargs=True)
-    model.register_forward_hook(partial(_leave_model, entry), with_kwargs=True, always_call=True)
+    methods = dict(declared() or {}) if callable(declared) else {}
+    of_model = () if "" in blocks.names else methods.pop("", ())
+    installed = install(model, blocks, places, DeviceLocator(targets), methods)
+    place(model, blocks, places, loose, root_device)
+    model.__dict__[_DISPATCHED] = _Dispatched(installed, _EntryLocator(targets), root_device)
+    model.__dict__[_DISPATCHED].hook(model, ("forward", *of_model))
     return model
 
 
-def _torch_devices(plan: Plan, devices: Sequence[torch.device | str | int] | None) -> list[torch.device]:
-    needed = len(plan.devices)
-    if devices is None:
-        kind = "simulated" if getattr(torch, "simulated", None) is not None else "cuda"
-        there = torch.get_device_module(kind).device_count()
-        if there < needed:
-            raise ValueError(
-                f"the plan is for {needed} devices, but this machine has {there} {kind} device(s). Pass `devices=`, one "
-                f'torch device per device of the plan (they may repeat: `devices=["{kind}:0"] * {needed}`), or plan again.'
-            )
-        return [torch.device(kind, index) for index in range(needed)]
-    if len(devices) != needed:
-        raise ValueError(
-            f"`devices` has {len(devices)} entries, but the plan is for {needed} devices: give one torch device for each."
-        )
-    return [torch.device(device) for device in devices]
+_DISPATCHED = "_autobalance_dispatched"
 
 
 class _EntryLocator(DeviceLocator):
@@ -79,34 +67,80 @@ class _EntryLocator(DeviceLocator):
         return tensor.device
 
 
-class _Entry:
-    """What the hooks of the root need; glue is entered per call and thread."""
+class _Dispatched:
+    """What a dispatched model keeps: its hooks, and where its inputs go."""
 
     def __init__(self, installed: Installed, locator: DeviceLocator, device: torch.device) -> None:
         self.installed = installed
-        self.locator = locator
-        self.device = device
-        self._calls = threading.local()
+        self._locator = locator
+        self._device = device
+        self._removes: list[Remove] = []
 
-    @property
-    def stack(self) -> list[ExitStack]:
-        if not hasattr(self._calls, "stack"):
-            self._calls.stack = []
-        stack: list[ExitStack] = self._calls.stack
-        return stack
+    def hook(self, model: nn.Module, methods: Sequence[str]) -> None:
+        """Have methods of the model take their inputs from anywhere and run under the glue."""
+        self._removes = [replace_method(model, name, partial(_call_model, self)) for name in methods]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Entry, (self.installed, self.locator, self.device)
+    def remove(self) -> None:
+        """Take all hooks off."""
+        self.installed.remove()
+        while self._removes:
+            self._removes.pop()()
+
+    def call(self, model: nn.Module, name: str, inner: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+        """Run one method of the model."""
+        mover = Mover(self._locator, self._device)
+        args, kwargs = mover.move((args, kwargs))
+        try:
+            with self.installed.glue():
+                output = run_method(model, name, inner, args, kwargs)
+        finally:
+            mover.carry_back()
+        return mover.restore(output)
 
 
-def _enter_model(entry: _Entry, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    stack = ExitStack()
-    entry.stack.append(stack)
-    moved: tuple[Any, Any] = Mover(entry.locator, entry.device).move((args, kwargs))
-    stack.enter_context(entry.installed.glue())
-    return moved
+def _call_model(
+    dispatched: _Dispatched, model: nn.Module, name: str, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any
+) -> Any:
+    return dispatched.call(model, name, inner, args, kwargs)
 
 
-def _leave_model(entry: _Entry, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    entry.stack.pop().close()
-    return output
+def _release(model: nn.Module) -> None:
+    """Take the hooks of an earlier dispatch off."""
+    before = model.__dict__.pop(_DISPATCHED, None)
+    if before is not None:
+        before.remove()
+
+
+def _torch_devices(plan: Plan, devices: Sequence[torch.device | str | int] | None) -> list[torch.device]:
+    needed = len(plan.devices)
+    if devices is None:
+        kind = "simulated" if getattr(torch, "simulated", None) is not None else "cuda"
+        there = torch.get_device_module(kind).device_count()
+        if there < needed:
+            raise ValueError(
+                f"the plan is for {needed} devices, but this machine has {there} {kind} device(s). Plan again, or pass "
+                f"`devices=`, a torch device for each device of the plan; they may repeat: ['{kind}:0'] * {needed}."
+            )
+        return [torch.device(kind, index) for index in range(needed)]
+    if isinstance(devices, str) or len(devices) != needed:
+        raise ValueError(
+            f"`devices` is {devices!r}, but the plan is for {needed} devices: give a list of one torch device for each."
+        )
+    targets = [with_index(torch.device(device)) for device in devices]
+    kinds = sorted({device.type for device in targets})
+    if len(kinds) > 1:
+        raise ValueError(f"`devices` mixes {' and '.join(kinds)}: a plan is for devices of one type.")
+    for device in targets:
+        if device.type != "cpu" and device.index >= (there := torch.get_device_module(device).device_count()):
+            raise ValueError(f"`devices` names {str(device)!r}, but there are {there} {device.type} device(s).")
+    return targets
+
+
+def _refuse_meta(model: nn.Module) -> None:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    empty = [name for name, tensor in tensors if tensor.device.type == "meta"]
+    if empty:
+        raise ValueError(
+            f"{len(empty)} tensors of the model are on the meta device and have no values, {empty[0]!r} the first. "
+            f"Load or initialise them before dispatch."
+        )

@@ -1,13 +1,15 @@
-"""What happens at a block's door: inputs move in, the glue is off inside, changes to the caller's containers are carried back.
+"""What happens at a block's door: inputs move in, the glue is off inside, changes to containers are carried back.
 
 The hooks are partials of functions of this module, so that a hooked model can be copied and pickled.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,7 @@ from autobalance.placement.move import Mover
 Remove = Callable[[], None]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Door:
     """A block's place and the way there; one per block, shared by its modules and methods.
 
@@ -33,46 +35,82 @@ class Door:
     name: str
     place: Place
     locator: Locator
-    _visits: _Visits = field(default_factory=lambda: _Visits(), repr=False)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Door:
-        return Door(self.name, self.place, self.locator)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Door, (self.name, self.place, self.locator)
+@dataclass(frozen=True, eq=False)
+class _Visit:
+    """One call of a block that has not returned."""
+
+    door: Door
+    mover: Mover
+    suspended: glue.Suspended | None
+    token: Any
+    handled: BaseException | None
+
+    def undo(self) -> None:
+        self.door.locator.leave(self.token)
+        glue.resume(self.suspended)
 
 
 class _Visits(threading.local):
-    """Calls of the block that have not returned, innermost last."""
+    """Visits of this thread, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[_Visit] = []
 
+    def end(self, door: Door) -> _Visit | None:
+        """Take the innermost visit of `door` off the stack, with those inside it that an interrupt cut short."""
+        if all(visit.door is not door for visit in self.stack):
+            return None
+        while True:
+            visit = self.stack.pop()
+            visit.undo()
+            if visit.door is door:
+                return visit
 
-@dataclass
-class _Visit:
-    mover: Mover
-    suspended: glue.Suspended | None
-    token: Any
+
+_visits = _Visits()
 
 
 def enter_block(door: Door, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Forward pre-hook: move what the block is given to the block's place."""
-    visit = _Visit(Mover(door.locator, door.place), glue.suspend(), door.locator.enter(door.place))
-    door._visits.stack.append(visit)  # before anything can fail: `leave_block` is called in any case
-    moved: tuple[Any, Any] = visit.mover.move((args, kwargs))
+    locator = door.locator
+    if locator.nothing_moves:
+        return args, kwargs
+    mover = Mover(locator, door.place)
+    token = locator.enter(door.place)
+    # On the stack before anything else can fail: `leave_block` is called in any case.
+    _visits.stack.append(_Visit(door, mover, glue.suspend(), token, sys.exc_info()[1]))
+    moved: tuple[Any, Any] = mover.move((args, kwargs))
     return moved
 
 
 def leave_block(door: Door, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """Forward hook, also after an error: put everything back as the caller knows it."""
-    visit = door._visits.stack.pop()
-    door.locator.leave(visit.token)
-    glue.resume(visit.suspended)
-    for tensor in visit.mover.changed_in_place():
-        door.locator.changed_in_place(tensor, door.place, door.name)
+    visit = None if door.locator.nothing_moves else _visits.end(door)
+    if visit is None:  # another hook failed before the block was entered
+        return output
+    has_failed = sys.exc_info()[1] is not visit.handled
+    changed = visit.mover.changed_in_place()
+    if changed and not has_failed:
+        door.locator.changed_in_place(changed[0][0], door.place, door.name)
     visit.mover.carry_back()
-    return visit.mover.restore(output)
+    output = visit.mover.restore(output)
+    caller = _visits.stack[-1].door if _visits.stack else None
+    if caller is None or caller.place == door.place:
+        return output
+    return Mover(caller.locator, caller.place).move(output)  # called by a block, in which everything is at its place
+
+
+@contextmanager
+def visits_ended() -> Iterator[None]:
+    """End, on leaving, the visits that an interrupt cut short inside: torch calls no hook after one."""
+    depth = len(_visits.stack)
+    try:
+        yield
+    finally:
+        while len(_visits.stack) > depth:
+            _visits.stack.pop().undo()
 
 
 def hook_block(door: Door, module: nn.Module) -> list[Remove]:
@@ -87,31 +125,48 @@ def hook_block(door: Door, module: nn.Module) -> list[Remove]:
     return [before.remove, after.remove]
 
 
-def call_method(door: Door, module: nn.Module, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Run method `name` of the block's class as if it were its forward."""
-    args, kwargs = enter_block(door, module, args, kwargs)
+def call_method(
+    door: Door, module: nn.Module, name: str, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any
+) -> Any:
+    """Run method `name` of a block, or `inner` that was put in its place, as if it were its forward."""
     output = None
     try:
-        output = getattr(type(module), name)(module, *args, **kwargs)
+        args, kwargs = enter_block(door, module, args, kwargs)
+        output = run_method(module, name, inner, args, kwargs)
     finally:
         output = leave_block(door, module, args, kwargs, output)
     return output
 
 
-def hook_method(door: Door, module: nn.Module, name: str) -> Remove:
-    """Install the door on a method other than `forward`.
+def hook_method(door: Door, module: nn.Module, name: str) -> list[Remove]:
+    """Install the door on a method other than `forward`; returns functions that take it off again.
 
     Args:
         door: the block's place.
-        module: the block.
-        name: of the method, as its class defines it.
-
-    Raises:
-        AttributeError: if the class has no such method.
+        module: the block, or one of its modules.
+        name: of the method.
     """
-    if not callable(getattr(type(module), name, None)):
-        raise AttributeError(
-            f"`forward_methods()` names {name!r} for block {door.name!r}, but {type(module).__name__} has no such method."
-        )
-    setattr(module, name, partial(call_method, door, module, name))
-    return partial(module.__dict__.pop, name, None)
+    return [replace_method(module, name, partial(call_method, door))]
+
+
+def replace_method(module: nn.Module, name: str, call: Callable[..., Any]) -> Remove:
+    """Let `call(module, name, inner, *args, **kwargs)` stand for a method of one module; returns what undoes that.
+
+    `inner` is what the module's own attribute was, or None for the method of its class.
+    """
+    inner = module.__dict__.get(name)
+    module.__dict__[name] = partial(call, module, name, inner)
+    return partial(_put_method_back, module, name, inner)
+
+
+def run_method(module: nn.Module, name: str, inner: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+    """Call what `replace_method` replaced."""
+    if inner is not None:
+        return inner(*args, **kwargs)
+    return getattr(type(module), name)(module, *args, **kwargs)
+
+
+def _put_method_back(module: nn.Module, name: str, inner: Callable[..., Any] | None) -> None:
+    module.__dict__.pop(name, None)
+    if inner is not None:
+        module.__dict__[name] = inner

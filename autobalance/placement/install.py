@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from torch import Tensor, nn
+from torch import nn
 
 from autobalance.blocks import Blocks
 from autobalance.placement.glue import glue
-from autobalance.placement.hooks import Door, Remove, hook_block, hook_method
+from autobalance.placement.hooks import Door, Remove, hook_block, hook_method, visits_ended
 from autobalance.placement.locate import Locator, Place
 
 
@@ -27,24 +26,20 @@ class Installed:
         self._root = root
         self._locator = locator
         self._removes = list(removes)
-        self._home: set[int] | None = None
 
     def remove(self) -> None:
         """Take every hook off; may be called again."""
         while self._removes:
             self._removes.pop()()
 
-    def glue(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def glue(self) -> Iterator[None]:
         """A context in which the user's operations outside blocks run where their operands are."""
-        return glue(self._locator, self._is_home)
-
-    def _is_home(self, tensor: Tensor) -> bool:
-        if self._home is None:  # not before: while a copied model is put together its tensors are not there yet
-            self._home = {id(tensor) for tensor in (*self._root.parameters(), *self._root.buffers())}
-        return id(tensor) in self._home
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Installed, (self._root, self._locator, ())
+        if self._locator.nothing_moves:
+            yield
+            return
+        with glue(self._locator, self._root), visits_ended():
+            yield
 
 
 def install(
@@ -66,25 +61,51 @@ def install(
         blocks: the blocks, in order.
         places: one per block.
         locator: knows where tensors are and sends them.
-        methods: names of methods other than `forward` that run a block, by the block's name.
+        methods: names of methods other than `forward` that run a block, by the name of the block or of a module in it.
 
     Returns:
         What takes the hooks off again and makes the glue.
 
     Raises:
-        ValueError: if `methods` names something that is not a block.
+        ValueError: if `methods` names something that is no block, or has no such method; nothing is hooked then.
     """
-    methods = dict(methods or {})
-    unknown = sorted(set(methods) - set(blocks.names))
-    if unknown:
-        raise ValueError(
-            f"`forward_methods()` names {', '.join(map(repr, unknown))}, which is no block. Blocks: "
-            f"{', '.join(map(repr, blocks.names))}."
-        )
+    called = _modules_with_methods(root, blocks, methods or {})
     removes: list[Remove] = []
     for name, modules, place in zip(blocks.names, blocks.modules, places, strict=True):
         door = Door(name, place, locator)
         for module in modules:
             removes += hook_block(door, module)
-            removes += [hook_method(door, module, method) for method in methods.get(name, ())]
+            for method in called.get(id(module), ()):
+                removes += hook_method(door, module, method)
     return Installed(root, locator, removes)
+
+
+def _modules_with_methods(
+    root: nn.Module, blocks: Blocks, methods: Mapping[str, Sequence[str]]
+) -> dict[int, list[str]]:
+    """Names of the methods to hook by the id of the module that has them."""
+    names = {id(module): name for name, module in root.named_modules()}
+    owners: dict[str, list[nn.Module]] = {
+        name: list(modules) for name, modules in zip(blocks.names, blocks.modules, strict=True)
+    }
+    for modules in blocks.modules:
+        for module in modules:
+            owners.setdefault(names[id(module)], [module])
+    found: dict[int, list[str]] = {}
+    for name, wanted in methods.items():
+        if name not in owners:
+            raise ValueError(
+                f"`forward_methods()` names {name!r}, which is no block. Blocks: {', '.join(map(repr, blocks.names))}."
+            )
+        if isinstance(wanted, str):
+            raise ValueError(f"`forward_methods()` gives {wanted!r} for {name!r}: give a list of names, [{wanted!r}].")
+        for method in wanted:
+            having = [module for module in owners[name] if callable(getattr(module, method, None))]
+            if not having:
+                classes = " and ".join(sorted({type(module).__name__ for module in owners[name]}))
+                raise ValueError(
+                    f"`forward_methods()` names {method!r} for block {name!r}, but {classes} has no such method."
+                )
+            for module in having:
+                found.setdefault(id(module), []).append(method)
+    return found

@@ -1,7 +1,7 @@
 """Where a tensor is, and how it gets somewhere else.
 
-Hooks and glue ask a `Locator`, so that one and the same code moves real tensors between devices in a run, and books copies
-between blocks in a trace.
+Hooks and glue ask a `Locator`, so that one and the same code moves real tensors between devices in a run, and books
+copies between blocks in a trace.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ Place = Hashable
 
 class Locator(Protocol):
     """Knows the places of tensors and sends tensors between places."""
+
+    @property
+    def nothing_moves(self) -> bool:
+        """Whether every place is one and the same, so that doors and glue have nothing to do."""
 
     def place_of(self, tensor: Tensor) -> Place | None:
         """The place of `tensor`, or None if it is not to be moved (it is on the host, or all places are one)."""
@@ -48,10 +52,15 @@ class DeviceLocator:
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._devices = frozenset(devices)
+        self._devices = frozenset(map(with_index, devices))
         # Tensors on the host stay there, as they would with a single device; on CPU devices every tensor is at home.
         self._moving = frozenset(device for device in self._devices if device.type != "cpu")
         self._copies = Copies()
+
+    @property
+    def nothing_moves(self) -> bool:
+        """Whether all devices are the CPU."""
+        return not self._moving
 
     @property
     def devices(self) -> frozenset[torch.device]:
@@ -65,6 +74,7 @@ class DeviceLocator:
 
     def send(self, tensor: Tensor, place: Place) -> Tensor:
         """`tensor.to(place)`, reusing a copy that somebody still holds."""
+        assert isinstance(place, torch.device)
         return self._copies.get(tensor, place, lambda: tensor.to(place, non_blocking=True))
 
     def send_object(self, value: Any, place: Place) -> Any:
@@ -75,14 +85,15 @@ class DeviceLocator:
         """Refuse: on one device the caller would see the change, here only the copy has it."""
         raise RuntimeError(
             f"block {block!r} on {place} changed one of its arguments in place (shape {tuple(tensor.shape)}, "
-            f"{tensor.dtype}), but that tensor lives on {tensor.device}: the change would be lost. Put {block!r} into one "
-            f"block with the module that makes the tensor (a list inside the list that `self_balance()` returns), or "
-            f"return the changed tensor instead."
+            f"{tensor.dtype}), but that tensor lives on {tensor.device}: the change would be lost. Put {block!r} into "
+            f"one block with the module that makes the tensor (a list inside the list that `self_balance()` returns), "
+            f"or return the changed tensor instead."
         )
 
     def enter(self, place: Place) -> Any:
         """Make the device current: raw kernel launches and bare `device="cuda"` go there."""
-        if not isinstance(place, torch.device) or place.type == "cpu":
+        assert isinstance(place, torch.device)
+        if place.type == "cpu":
             return None
         backend = torch.get_device_module(place)
         before = backend.current_device()
@@ -98,4 +109,12 @@ class DeviceLocator:
             backend.set_device(before)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DeviceLocator, (tuple(self._devices),)
+        return type(self), (tuple(self._devices),)
+
+
+def with_index(device: torch.device) -> torch.device:
+    """The device as a tensor on it reports it: `torch.device("cuda")` is the current GPU."""
+    has_index: bool = device.index is not None  # torch declares it an int
+    if has_index or device.type == "cpu":
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())

@@ -1,23 +1,33 @@
 """Move what a block is given to the block's place, whatever it is nested in.
 
-Containers keep their type and are rebuilt only if a tensor in them moves; one object met twice stays one object; what a block then
-adds to a list or dict that had to be rebuilt is carried back to the caller's own.
+Containers keep their type and are rebuilt only if a tensor in them moves; one object met twice stays one object; what a
+block then changes in a container that had to be rebuilt is carried back to the caller's own.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections import deque
-from collections.abc import Mapping, MutableMapping, MutableSequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from autobalance.compat import version
+from autobalance.placement.contents import Contents, attributes, is_atom, moves_itself, parts
 from autobalance.placement.locate import Locator, Place
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, nn.Module)
+
+class _Sent(NamedTuple):
+    source: Tensor
+    copy: Tensor
+    version: int
+
+
+class _Rebuilt(NamedTuple):
+    original: Any
+    stand_in: Any
+    contents: Contents
 
 
 class Mover:
@@ -36,164 +46,169 @@ class Mover:
     def __init__(self, locator: Locator, place: Place) -> None:
         self._locator = locator
         self._place = place
-        self._moved: dict[int, tuple[Any, Any]] = {}  # id of the original -> (original, what stands for it)
-        self._rebuilt: list[tuple[Any, Any]] = []
-        self._sent: list[tuple[Tensor, Tensor, int]] = []  # source, copy, the copy's version when it was handed over
+        self._holders: set[int] = set()
+        self._stand_ins: dict[int, tuple[Any, Any]] = {}  # id of the original -> (original, what stands for it)
+        self._rebuilt: list[_Rebuilt] = []
+        self._sent: list[_Sent] = []
 
     def move(self, value: Any) -> Any:
         """`value` with every tensor at the place: the same object if nothing in it had to move."""
-        if isinstance(value, _ATOMS):
-            return value
-        known = self._moved.get(id(value))
-        if known is not None:
-            return known[1]
-        # Entered before its contents are seen: a container that contains itself is left as it is at that spot.
-        self._moved[id(value)] = (value, value)
-        result = self._move_new(value)
-        self._moved[id(value)] = (value, result)
-        return result
+        self._holders = self._find_holders(value)
+        return self._moved(value)
 
-    def changed_in_place(self) -> list[Tensor]:
-        """The sources of copies that were changed in place since they were handed over."""
-        return [source for source, sent, version in self._sent if sent._version != version]
+    def changed_in_place(self) -> list[tuple[Tensor, Tensor]]:
+        """Pairs (source, copy) of the copies that were changed in place since they were handed over."""
+        return [(sent.source, sent.copy) for sent in self._sent if version(sent.copy) != sent.version]
 
     def carry_back(self) -> None:
-        """Bring what the block added to rebuilt lists, dicts and objects back to the caller's own."""
-        if not self._rebuilt:
-            return
-        originals = {id(moved): original for original, moved in self._moved.values() if moved is not original}
-
-        def original_of(value: Any) -> Any:
-            return originals.get(id(value), value)
-
-        for original, rebuilt in self._rebuilt:
-            _copy_contents(rebuilt, original, original_of)
+        """Bring what the block changed in rebuilt containers and objects back to the caller's own."""
+        originals = {id(stand_in): original for original, stand_in in self._stand_ins.values()}
+        for rebuilt in self._rebuilt:
+            Contents.of(rebuilt.stand_in).carry(rebuilt.contents, rebuilt.original, originals)
 
     def restore(self, output: Any) -> Any:
-        """`output` with each list or dict that stood in for the caller's own replaced by the caller's own."""
-        if not self._rebuilt:
-            return output
-        originals = {id(rebuilt): original for original, rebuilt in self._rebuilt}
-        if id(output) in originals:
-            return originals[id(output)]
-        if type(output) is tuple and any(id(item) in originals for item in output):
-            return tuple(originals.get(id(item), item) for item in output)
-        return output
+        """`output` with each container that stood in for the caller's own replaced by the caller's own."""
+        originals = {id(rebuilt.stand_in): rebuilt.original for rebuilt in self._rebuilt}
+        return _put_originals(output, originals, set()) if originals else output
 
-    def _move_new(self, value: Any) -> Any:
+    def _find_holders(self, root: Any) -> set[int]:
+        """Ids of the tensors that have to move and of all that holds one, however deep, in circles too."""
+        if is_atom(root):
+            return set()
+        inside: dict[int, list[int]] = {}
+        seen = {id(root): root}
+        unread, found = [root], []
+        while unread:
+            value = unread.pop()
+            if isinstance(value, Tensor):
+                if self._locator.place_of(value) not in (None, self._place):
+                    found.append(id(value))
+                continue
+            for part in parts(value):
+                if is_atom(part):
+                    continue
+                inside.setdefault(id(part), []).append(id(value))
+                if id(part) not in seen:
+                    seen[id(part)] = part
+                    unread.append(part)
+        holders: set[int] = set()
+        while found:
+            holder = found.pop()
+            if holder not in holders:
+                holders.add(holder)
+                found += inside.get(holder, ())
+        return holders
+
+    def _moved(self, value: Any) -> Any:
+        if id(value) not in self._holders or is_atom(value):
+            return value
+        known = self._stand_ins.get(id(value))
+        if known is not None:
+            return known[1]
         if isinstance(value, Tensor):
-            place = self._locator.place_of(value)
-            if place is None or place == self._place:
-                return value
-            sent = self._locator.send(value, self._place)
-            if not sent.is_inference():
-                self._sent.append((value, sent, sent._version))
-            return sent
-        if isinstance(value, PackedSequence):
-            return self._move_packed(value)
+            return self._keep(value, self._send(value))
         if isinstance(value, tuple):
             return self._move_tuple(value)
-        if isinstance(value, Mapping):
-            return self._move_mapping(value)
-        if isinstance(value, (list, deque)):
-            return self._move_sequence(value)
-        if isinstance(value, (set, frozenset)):
-            items = [(item, self.move(item)) for item in value]
-            return value if all(a is b for a, b in items) else type(value)(b for _, b in items)
-        if dataclasses.is_dataclass(value):
-            return self._move_attributes(value, [field.name for field in dataclasses.fields(value)])
-        if callable(getattr(value, "to", None)):
+        if isinstance(value, frozenset):
+            return self._keep(value, type(value)(self._moved(item) for item in value))
+        if moves_itself(value):
             return self._move_object(value)
-        return value
+        return self._move_container(value)
 
-    def _move_packed(self, value: PackedSequence) -> PackedSequence:
-        # Its batch sizes live on the host on purpose.
-        data = self.move(value.data)
-        if data is value.data:
-            return value
-        return PackedSequence(
-            data, value.batch_sizes, self.move(value.sorted_indices), self.move(value.unsorted_indices)
-        )
+    def _keep(self, original: Any, stand_in: Any) -> Any:
+        self._stand_ins[id(original)] = original, stand_in
+        return stand_in
 
-    def _move_tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        items = [self.move(item) for item in value]
-        if all(a is b for a, b in zip(value, items, strict=True)):
-            return value
-        make = getattr(type(value), "_make", None)  # named tuples
-        moved: tuple[Any, ...] = make(items) if make is not None else type(value)(items)
+    def _send(self, tensor: Tensor) -> Tensor:
+        sent = self._locator.send(tensor, self._place)
+        self._note_sent(tensor, sent)
+        return sent
+
+    def _note_sent(self, source: Tensor, sent: Tensor) -> None:
+        if not sent.is_inference():  # has no version to compare
+            self._sent.append(_Sent(source, sent, version(sent)))
+
+    def _move_tuple(self, value: tuple[Any, ...]) -> Any:
+        # The batch sizes of a packed sequence are on the host wherever it is.
+        stay = {id(value.batch_sizes)} if isinstance(value, PackedSequence) else set()
+        items = [item if id(item) in stay else self._moved(item) for item in value]
+        known = self._stand_ins.get(id(value))
+        if known is not None:  # a list inside held the tuple itself
+            return known[1]
+        if hasattr(type(value), "n_sequence_fields"):  # what torch's own operations return
+            moved: Any = type(value)(items)
+        else:  # `__new__` of named tuples and others may want something else
+            moved = tuple.__new__(type(value), items)
+        self._keep(value, moved)
+        self._move_attributes(value, moved)
         return moved
 
-    def _move_mapping(self, value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        items = {key: self.move(item) for key, item in value.items()}
-        if all(item is value[key] for key, item in items.items()):
-            return value
-        if not isinstance(value, MutableMapping):
-            return type(value)(items)  # type: ignore[call-arg]  # a read-only mapping is made from a dict by convention
-        moved = copy.copy(value)  # keeps a default factory, attributes and the order
-        for key, item in items.items():
-            moved[key] = item
-        self._rebuilt.append((value, moved))
+    def _move_container(self, value: Any) -> Any:
+        if not Contents.is_changeable(value):  # a read-only mapping: made from a dict by convention
+            return self._keep(value, type(value)({key: self._moved(item) for key, item in value.items()}))
+        moved = copy.copy(value)  # keeps a default factory, a length limit, attributes, the order
+        self._keep(value, moved)
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if id(item) in self._holders:
+                    moved[key] = self._moved(item)
+        elif isinstance(value, (list, deque)):
+            for index, item in enumerate(value):
+                moved[index] = self._moved(item)
+        elif isinstance(value, set):
+            moved.clear()
+            moved.update(self._moved(item) for item in value)
+        self._move_attributes(value, moved)
+        self._rebuilt.append(_Rebuilt(value, moved, Contents.of(moved)))
         return moved
 
-    def _move_sequence(self, value: MutableSequence[Any]) -> MutableSequence[Any]:
-        items = [self.move(item) for item in value]
-        if all(a is b for a, b in zip(value, items, strict=True)):
-            return value
-        moved = copy.copy(value)
-        for index, item in enumerate(items):
-            moved[index] = item
-        self._rebuilt.append((value, moved))
-        return moved
-
-    def _move_attributes(self, value: Any, names: list[str]) -> Any:
-        changed = {}
-        for name in names:
-            before = getattr(value, name, None)
-            after = self.move(before)
-            if after is not before:
-                changed[name] = after
-        if not changed:
-            return value
-        moved = copy.copy(value)
-        for name, after in changed.items():
-            object.__setattr__(moved, name, after)  # frozen dataclasses refuse the ordinary way
-        self._rebuilt.append((value, moved))
-        return moved
+    def _move_attributes(self, value: Any, moved: Any) -> None:
+        for name, item in attributes(value).items():
+            after = self._moved(item)
+            if after is not getattr(moved, name, None):
+                object.__setattr__(moved, name, after)  # frozen dataclasses refuse the ordinary way
 
     def _move_object(self, value: Any) -> Any:
-        places = {self._locator.place_of(item) for item in _attributes(value).values() if isinstance(item, Tensor)}
-        places.discard(None)
-        if places == {self._place}:
+        shell = copy.copy(value)  # many a `.to` changes the object itself
+        moved = self._locator.send_object(shell, self._place)
+        moved = self._keep(value, shell if moved is None else moved)
+        after = attributes(moved)
+        for name, source in attributes(value).items():
+            sent = after.get(name)
+            if sent is source or type(sent) is not type(source):
+                continue
+            if isinstance(source, Tensor) and isinstance(sent, Tensor):
+                self._note_sent(source, sent)
+                self._stand_ins.setdefault(id(source), (source, sent))
+            elif Contents.is_changeable(source):
+                self._rebuilt.append(_Rebuilt(source, sent, Contents.of(sent)))
+        self._rebuilt.append(_Rebuilt(value, moved, Contents.of(moved)))
+        return moved
+
+
+def _put_originals(value: Any, originals: dict[int, Any], seen: set[int]) -> Any:
+    """Replace stand-ins in what a block returns: what it made anew is changed in place, tuples are made again."""
+    if id(value) in originals:
+        return originals[id(value)]
+    if is_atom(value) or isinstance(value, Tensor) or id(value) in seen:
+        return value
+    seen.add(id(value))
+    if isinstance(value, tuple):
+        items = [_put_originals(item, originals, seen) for item in value]
+        if all(a is b for a, b in zip(value, items, strict=True)) or hasattr(type(value), "n_sequence_fields"):
             return value
-        moved = self._locator.send_object(value, self._place)
-        return value if moved is None else moved
-
-
-def _copy_contents(rebuilt: Any, original: Any, original_of: Any) -> None:
-    """Make `original` equal to `rebuilt`, with the caller's own objects in place of their stand-ins."""
-    if isinstance(original, MutableMapping):
-        for key in [key for key in original if key not in rebuilt]:
-            del original[key]
-        for key in rebuilt:
-            item = original_of(rebuilt[key])
-            if key not in original or original[key] is not item:
-                original[key] = item
-    elif isinstance(original, (list, deque)):
-        items = [original_of(item) for item in rebuilt]
-        if len(items) != len(original) or any(a is not b for a, b in zip(items, original, strict=True)):
-            original.clear()
-            original.extend(items)
-    else:
-        before = _attributes(original)
-        for name, item in _attributes(rebuilt).items():
-            item = original_of(item)
-            if name not in before or before[name] is not item:
-                object.__setattr__(original, name, item)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Instance attributes, those of dataclasses with slots too."""
-    found = dict(getattr(value, "__dict__", {}))
-    if dataclasses.is_dataclass(value):
-        found.update({f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)})
-    return found
+        return tuple.__new__(type(value), items)
+    if isinstance(value, dict):
+        for key, item in list(value.items()):
+            after = _put_originals(item, originals, seen)
+            if after is not item:
+                value[key] = after
+    elif isinstance(value, (list, deque)):
+        for index, item in enumerate(value):
+            value[index] = _put_originals(item, originals, seen)
+    elif Contents.is_changeable(value):
+        for name, item in attributes(value).items():
+            after = _put_originals(item, originals, seen)
+            if after is not item:
+                object.__setattr__(value, name, after)
+    return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import Blocks
+from autobalance.compat import moves_more_than_tensors
 
 
 def place(
@@ -28,36 +29,56 @@ def place(
         root: the model.
         blocks: its blocks.
         devices: one per block.
-        loose: device by the qualified name of a parameter or buffer outside every block.
-        root_device: for loose tensors that `loose` does not name, and for modules without tensors such as metrics.
+        loose: device by the qualified name of a parameter or buffer outside every block, or of a module that holds it.
+        root_device: for what `loose` does not name, and for modules without tensors such as metrics.
     """
     for modules, device in zip(blocks.modules, devices, strict=True):
         for module in modules:
             module.to(device)
     inside = {id(part) for modules in blocks.modules for module in modules for part in module.modules()}
     holders = {id(part) for part in root.modules() if any(id(child) in inside for child in part.modules())}
+    placed: dict[int, Tensor] = {
+        id(tensor): tensor for modules in blocks.modules for module in modules for tensor in module.parameters()
+    }
     for prefix, module in root.named_modules():
         if id(module) in inside:
             continue
-        own = {**module._parameters, **module._buffers}
+        own = dict(_own_tensors(module))
+        target = {name: _device_of(f"{prefix}.{name}" if prefix else name, loose, root_device) for name in own}
+        if id(module) not in holders and moves_more_than_tensors(module):
+            module.to(next(iter(target.values()), root_device))
         for name, tensor in own.items():
-            if tensor is not None:
-                move_tensor(module, name, loose.get(f"{prefix}.{name}" if prefix else name, root_device))
-        if not own and id(module) not in holders and module is not root:
-            module.to(root_device)  # metrics and the like keep their state in plain attributes
+            if id(tensor) in placed:  # a block's parameter, or tied to what was placed under its first name
+                setattr(module, name, placed[id(tensor)])
+            else:
+                placed[id(tensor)] = _moved(tensor, target[name])
+                setattr(module, name, placed[id(tensor)])
 
 
-def move_tensor(module: nn.Module, name: str, device: torch.device) -> None:
-    """Move one parameter or buffer of `module`, as `module.to` would move all of them."""
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers that a module itself registers, by name, tied ones under each of their names."""
+    yield from module.named_parameters(recurse=False, remove_duplicate=False)
+    yield from module.named_buffers(recurse=False, remove_duplicate=False)
+
+
+def _device_of(name: str, loose: Mapping[str, torch.device], root_device: torch.device) -> torch.device:
+    while name:
+        if name in loose:
+            return loose[name]
+        name = name.rpartition(".")[0]
+    return root_device
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A parameter or buffer after its module, had it no other, was moved: the same object for a parameter."""
     holder = nn.Module()
-    if name in module._parameters:
-        holder._parameters["tensor"] = module._parameters[name]
-        holder.to(device)
-        module._parameters[name] = holder._parameters["tensor"]
+    if isinstance(tensor, nn.Parameter):
+        holder.register_parameter("tensor", tensor)
     else:
-        holder._buffers["tensor"] = module._buffers[name]
-        holder.to(device)
-        module._buffers[name] = holder._buffers["tensor"]
+        holder.register_buffer("tensor", tensor)
+    moved = holder.to(device).tensor
+    assert isinstance(moved, Tensor)
+    return moved
 
 
 def loose_tensors(root: nn.Module, blocks: Blocks) -> dict[str, Tensor]:
