@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from pytorch_lightning import LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import autobalance
 
@@ -85,19 +85,6 @@ class CharGPT(autobalance.SelfBalance, LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=2e-3)
 
 
-class Windows(Dataset[Tensor]):
-    """A text in pieces of `CONTEXT + 1` characters, the last of each being the first of the next."""
-
-    def __init__(self, text: Tensor) -> None:
-        self.text = text
-
-    def __len__(self) -> int:
-        return (len(self.text) - 1) // CONTEXT
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.text[index * CONTEXT : (index + 1) * CONTEXT + 1]
-
-
 def read_standard_library() -> tuple[Tensor, int]:
     """The sources as numbers of characters, and how many different characters there are."""
     sources = [path.read_text("utf-8", "ignore") for path in sorted(Path(os.__file__).parent.glob("*.py"))]
@@ -127,8 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     seed_everything(0, verbose=False)
     text, characters = read_standard_library()
-    held_out = len(text) // 10
-    loaders = DataLoader(Windows(text[:-held_out]), BATCH, shuffle=True), DataLoader(Windows(text[-held_out:]), BATCH)
+    pieces = text.unfold(0, CONTEXT + 1, CONTEXT)  # the last character of each is the first of the next
+    seen, held_out = pieces[: len(pieces) * 9 // 10], pieces[len(pieces) * 9 // 10 :]
+    loaders = DataLoader(seen, BATCH, shuffle=True), DataLoader(held_out, BATCH)
 
     def trainer(**options: object) -> Trainer:
         limits = {"max_epochs": 1, "limit_train_batches": steps, "limit_val_batches": 20, "num_sanity_val_steps": 0}
