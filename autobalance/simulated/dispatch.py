@@ -62,15 +62,23 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         RuntimeError: operands are on different devices.
         torch.OutOfMemoryError: a result does not fit on its device.
     """
-    special = special_cases.get(func)
+    special = _special_cases.get(id(func))
     if special is not None:
         return special(func, args, kwargs)
     return Call(func, args, kwargs).run(func)
 
 
+_special_cases: dict[int, Callable[[Any, Any, Any], Any]] = {}
+
+
+def carry_out(func: Any, special: Callable[[Any, Any, Any], Any]) -> None:
+    """Let `special(func, args, kwargs)`, on simulated tensors, carry out an operator."""
+    _special_cases[id(func)] = special  # operators live as long as torch does
+
+
 def emulate(func: Any, kernel: Callable[..., Any]) -> None:
-    """Let `kernel` on elements stand in for an operator that the CPU does not have."""
-    special_cases[func] = lambda func, args, kwargs: Call(func, args, kwargs).run(kernel)
+    """Let `kernel`, on elements, stand in for an operator that the CPU does not have."""
+    carry_out(func, lambda func, args, kwargs: Call(func, args, kwargs).run(kernel))
 
 
 class Call:
@@ -98,7 +106,7 @@ class Call:
     def run(self, kernel: Callable[..., Any]) -> Any:
         """Carry the operation out, by `kernel` on elements."""
         if elements.fake_mode is None:
-            args, kwargs = self.translated(self._elements)
+            args, kwargs = self._on_elements()
             result = self.wrapped(kernel(*args, **kwargs))
         else:
             result = fakes.run(self, kernel)
@@ -175,7 +183,7 @@ class Call:
             if not isinstance(item, SimulatedTensor):
                 return value
             source, index = item, item.index
-        if index is None and not compat.is_fake(value):
+        if index is None and not (compat.is_fake(value) and value.is_cpu):
             return value
         if value.dtype.is_complex and value.is_conj():
             value = value.resolve_conj()  # the wrapper does not carry torch's lazy conjugation
@@ -183,6 +191,22 @@ class Call:
             return SimulatedTensor(value, index)
         account = source.account if source is not None and source.index is not None else current_account
         return SimulatedTensor(value, index, account)
+
+    def _on_elements(self) -> tuple[list[Any], dict[str, Any]]:
+        """As `translated`, with each simulated tensor replaced by its elements; the path that every operation takes."""
+        if self.kwargs:
+            return self.translated(self._elements)
+        args = []
+        for value in self.args:
+            if isinstance(value, SimulatedTensor):
+                inner = value.elements
+                self._wrappers[id(inner)] = value
+                args.append(inner)
+            elif isinstance(value, (list, tuple)):
+                args.append(_map_tensors(value, self._elements))
+            else:
+                args.append(value)
+        return args, {}
 
     def _elements(self, value: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, SimulatedTensor):
@@ -214,11 +238,8 @@ def _resize(func: Any, args: Any, kwargs: Any) -> Any:
     return Call(func, args, kwargs).run(func)
 
 
-special_cases: dict[Any, Callable[[Any, Any, Any], Any]] = {
-    _aten._local_scalar_dense.default: _item,
-    _aten.resize_.default: _resize,
-    _aten.record_stream.default: lambda func, args, kwargs: None,
-}
-"""Operators that are carried out in another way."""
+carry_out(_aten._local_scalar_dense.default, _item)
+carry_out(_aten.resize_.default, _resize)
+carry_out(_aten.record_stream.default, lambda func, args, kwargs: None)
 
 tensor.run = run

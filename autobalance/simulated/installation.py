@@ -18,4 +18,5 @@ def install() -> None:
     pinning.register()
     loading.register()
     compat.single_threaded_backward()
+    compat.support_foreach(tensor.SimulatedTensor)  # the default of optimizers, as on CUDA
     compat.set_data_hook(tensor.involves_simulated, tensor.assign_data)

@@ -116,12 +116,12 @@ class Operation:
         return None
 
 
-_operations: dict[Any, Operation] = {}
+_operations: dict[int, Operation] = {}
 
 
 def describe(func: Any) -> Operation:
     """The (cached) description of an operator overload."""
-    found = _operations.get(func)
+    found = _operations.get(id(func))  # operators live as long as torch does, and hash slowly
     if found is None:
-        found = _operations[func] = Operation(func)
+        found = _operations[id(func)] = Operation(func)
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autobalance.simulated.dispatch import special_cases
+from autobalance.simulated.dispatch import carry_out
 
 _log = logging.getLogger("autobalance")
 _libraries: list[torch.library.Library] = []
@@ -18,7 +18,7 @@ def register() -> None:
     """Take over pinning, which torch hands to the accelerator; once a process."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("_pin_memory", _leave_as_it_is, "CPU")
-    special_cases[torch.ops.aten._pin_memory.default] = _refuse
+    carry_out(torch.ops.aten._pin_memory.default, _refuse)
     _libraries.append(library)  # a library unregisters its kernels when it dies
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autobalance.simulated import elements, fakes
-from autobalance.simulated.dispatch import Call, emulate, special_cases
+from autobalance.simulated.dispatch import Call, carry_out, emulate
 
 _aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def register() -> None:
     emulate(_aten._thnn_fused_lstm_cell_backward_impl.default, lstm_cell_backward)
     emulate(_aten._thnn_fused_gru_cell.default, gru_cell)
     emulate(_aten._thnn_fused_gru_cell_backward.default, gru_cell_backward)
-    special_cases[_aten._pack_padded_sequence.default] = _pack_padded_sequence
+    carry_out(_aten._pack_padded_sequence.default, _pack_padded_sequence)
 
 
 def lstm_cell(

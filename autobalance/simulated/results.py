@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autobalance import compat
 from autobalance.simulated import elements, ledger
-from autobalance.simulated.dispatch import Call, emulate, special_cases
+from autobalance.simulated.dispatch import Call, carry_out, emulate
 
 _aten = torch.ops.aten
 
@@ -27,11 +27,12 @@ def register() -> None:
     emulate(_aten._embedding_bag.default, _embedding_bag)
     emulate(_aten._embedding_bag_forward_only.default, _embedding_bag_forward_only)
     emulate(_aten.max_unpool2d.default, _max_unpool2d)
-    special_cases[_aten.lift_fresh.default] = _lift_fresh
+    carry_out(_aten.lift_fresh.default, _lift_fresh)
 
 
 def _of_both(first: Tensor, second: Tensor, *rest: Any, **options: Any) -> int:
-    return torch.broadcast_shapes(first.shape, second.shape).numel()
+    elements_computed: int = torch.broadcast_shapes(first.shape, second.shape).numel()
+    return elements_computed
 
 
 def _of_first(first: Tensor, *rest: Any, **options: Any) -> int:
@@ -71,8 +72,8 @@ def _embedding_bag_forward_only(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]
 
 def _without_spare_offset(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The CPU's kernel leaves room for one offset more than CUDA's."""
-    output, bag_of_index, *rest = results
-    return (output, bag_of_index.clone(), *rest)
+    output, *indices = results
+    return (output, *(index.clone() for index in indices))
 
 
 def _max_unpool2d(*args: Any, **kwargs: Any) -> Tensor:

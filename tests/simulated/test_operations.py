@@ -14,6 +14,16 @@ Function = Callable[..., Any]
 randn = torch.randn
 torch.manual_seed(0)  # the operands below are the same in every run
 
+
+def change_views(x: Tensor) -> Tensor:
+    y = x * 2
+    y[0] *= 3
+    y[:, 1].add_(x[:, 0])
+    y.view(-1)[2] = 5.0
+    y.t()[1:3].copy_(x.t()[:2] * y.detach().t()[:2].clone())
+    return y
+
+
 FUNCTIONS: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "layer norm": (lambda x, w: F.layer_norm(x, (8,), w), (randn(4, 8), randn(8))),
     "rms norm": (lambda x, w: F.rms_norm(x, (8,), w), (randn(4, 8), randn(8))),
@@ -128,6 +138,7 @@ FUNCTIONS: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
         (randn(3, 4),),
     ),
     "in place": (lambda x: x.clone().mul_(2).add_(x).clamp_(-1, 1).sub_(1).div_(3), (randn(3, 4),)),
+    "in place on views": (change_views, (randn(3, 4),)),
     "out": (lambda x: torch.add(x.detach(), 1, out=torch.empty(0, device=x.device)) + x, (randn(3, 4),)),
     "types": (lambda x: x.double().to(torch.float32) + x.bfloat16().float() + x.long() + x.bool(), (randn(3, 4),)),
     "bucketize": (
@@ -231,6 +242,19 @@ def test_module_and_its_gradients_equal_the_cpus(name: str) -> None:
     for one, other in zip(results, expected, strict=True):
         assert one.device == torch.device("simulated:1")
         torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=5e-6)
+
+
+def test_fast_path_of_an_encoder() -> None:
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), randn(2, 3, 8)
+    with torch.no_grad():
+        expected = layer(x)
+        result = layer.to("simulated:1")(x.to("simulated:1"))
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_to_meta_and_back() -> None:
+    x = torch.ones(2, device="simulated:1").to("meta")
+    assert (x.device.type, torch.empty_like(x, device="simulated:2").device.index) == ("meta", 2)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

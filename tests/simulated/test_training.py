@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autobalance.simulated import observing, pinning
+
 Optimizer = Callable[..., torch.optim.Optimizer]
 
 OPTIMIZERS: list[tuple[Optimizer, dict[str, Any]]] = [
@@ -75,6 +77,16 @@ def test_training_on_two_devices_equals_training_on_the_cpu(optimizer: Optimizer
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_optimizers_choose_their_foreach_form_as_on_cuda() -> None:
+    parameter = nn.Parameter(torch.ones(2, device="simulated:0"))
+    parameter.grad = torch.ones(2, device="simulated:0")
+    seen: list[str] = []
+    with observing(lambda func, *rest: seen.append(func.name())):
+        torch.optim.AdamW([parameter]).step()
+        nn.utils.clip_grad_norm_([parameter], 1.0)
+    assert {"aten::_foreach_lerp_.Scalar", "aten::_foreach_norm.Scalar"} <= set(seen)
+
+
 @pytest.mark.parametrize("foreach", [None, True, False])
 def test_clipping_over_devices(foreach: bool | None) -> None:
     def clipped(devices: tuple[str, str]) -> tuple[float, list[Tensor]]:
@@ -119,8 +131,6 @@ def test_loss_scaling_skips_infinite_gradients_and_grows() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pinning_of_loaders_is_switched_off_and_said_once(workers: int, caplog: pytest.LogCaptureFixture) -> None:
-    from autobalance.simulated import pinning
-
     pinning.forget_that_it_was_said()
     data = TensorDataset(torch.arange(6.0).view(6, 1))
     with caplog.at_level(logging.INFO, logger="autobalance"):
