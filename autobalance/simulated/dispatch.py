@@ -189,7 +189,8 @@ class Call:
             value = value.resolve_conj()  # the wrapper does not carry torch's lazy conjugation
         if not ledger.is_tracing():
             return SimulatedTensor(value, index)
-        account = source.account if source is not None and source.index is not None else current_account
+        # What an operation moves to another device, or from the host, is charged there and not to whom it came from.
+        account = source.account if source is not None and source.index == index else current_account
         return SimulatedTensor(value, index, account)
 
     def _on_elements(self) -> tuple[list[Any], dict[str, Any]]:
@@ -234,7 +235,7 @@ def _resize(func: Any, args: Any, kwargs: Any) -> Any:
     target, sizes = args[0], args[1]
     wanted = target.elements.itemsize * target.elements.storage_offset()
     wanted += target.elements.itemsize * torch.Size(sizes).numel()
-    ledger.reserve(target.elements.untyped_storage(), wanted, target.account)
+    ledger.reserve(target.elements.untyped_storage(), wanted)
     return Call(func, args, kwargs).run(func)
 
 
