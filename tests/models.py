@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 WIDTH = 16
 BATCH = 8
@@ -392,6 +393,11 @@ def tokens(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def images(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(BATCH, 3, 12, 12, generator=generator), torch.randint(5, (BATCH,), generator=generator)
+
+
+def loader(batches: list[Any]) -> DataLoader[Any]:
+    """Ready-made batches, in their order."""
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]  # a list is a dataset
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
 
 import autobalance
 
@@ -87,6 +86,10 @@ def trainer(lightning: ModuleType) -> Callable[..., Any]:
     return make
 
 
-def loader(batches: list[Any]) -> DataLoader[Any]:
-    """Ready-made batches, in their order."""
-    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]  # a list is a dataset
+@pytest.fixture
+def messages(lightning: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said through Lightning's logger."""
+    said: list[str] = []
+    rank_zero = importlib.import_module(f"{lightning.__name__}.utilities.rank_zero")
+    monkeypatch.setattr(rank_zero, "rank_zero_info", lambda message, *rest, **options: said.append(str(message)))
+    return said

@@ -7,9 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from models import CASES, adamw, sgd
+from models import CASES, adamw, loader, sgd
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 STEPS = 5
 
@@ -25,8 +24,7 @@ def run(
             losses.append(float(outputs["loss"]))
 
     model = CASES[case].make(lightning.LightningModule, optimizer)
-    batches: Any = CASES[case].batches(STEPS)
-    trainer(callbacks=[Losses()], **options).fit(model, DataLoader(batches, batch_size=None))
+    trainer(callbacks=[Losses()], **options).fit(model, loader(CASES[case].batches(STEPS)))
     return losses, {name: value.double() for name, value in model.state_dict().items()}
 
 
@@ -63,6 +61,6 @@ def test_a_split_model_uses_several_devices(lightning: ModuleType, trainer: Call
             devices.update(str(parameter.device) for parameter in module.parameters())
 
     made.callbacks.append(Look())
-    made.fit(model, DataLoader(CASES[case].batches(1), batch_size=None))  # type: ignore[arg-type]
+    made.fit(model, loader(CASES[case].batches(1)))
     assert len(devices) >= 3
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())

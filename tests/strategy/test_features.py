@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models import CASES, ConvNet
+from models import CASES, ConvNet, loader
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
@@ -292,5 +292,5 @@ def test_images_through_a_batch_norm_convnet(lightning: ModuleType, trainer: Cal
     assert CASES["batch norm convnet"].body is ConvNet
     model = CASES["batch norm convnet"].make(lightning.LightningModule)
     made = trainer(max_epochs=2)
-    made.fit(model, DataLoader(CASES["batch norm convnet"].batches(2), batch_size=None))
+    made.fit(model, loader(CASES["batch norm convnet"].batches(2)))
     assert torch.isfinite(model.last_loss)
