@@ -30,30 +30,23 @@ class Ledger(Protocol):
         """Take note that `storage` now holds `nbytes` (not rounded), charged to `account`."""
 
 
-class _Entry(weakref.ref[Any]):
-    """A weak reference to a storage that knows what the storage was charged."""
-
-    __slots__ = ("account", "held", "key")
-
-    key: int
-    account: int
-    held: int
-
-
 class DeviceLedger:
-    """Live and peak bytes of each device, with a capacity past which an allocation fails.
+    """Live and peak bytes of each device, with a capacity past which a charge fails.
 
     Example:
         >>> ledger = DeviceLedger()
         >>> ledger.capacities = {0: 96 * 2**20}
+        >>> ledger.charge(0, 512)
+
+    Attributes:
+        capacities: bytes of each device; those that are missing have no limit.
     """
 
     def __init__(self) -> None:
         self.capacities: dict[int, int] = {}
         self._live: dict[int, int] = {}
         self._peak: dict[int, int] = {}
-        self._entries: dict[int, _Entry] = {}
-        # Re-entrant: a garbage collection inside `allocate` may free storages in the same thread.
+        # Re-entrant: a garbage collection inside `charge` may free storages in the same thread.
         self._lock = threading.RLock()
 
     def allocated(self, account: int) -> int:
@@ -72,35 +65,19 @@ class DeviceLedger:
         """Bytes the device has; sys.maxsize where there is no limit."""
         return self.capacities.get(account, sys.maxsize)
 
-    def allocate(self, storage: torch.UntypedStorage, nbytes: int, account: int) -> None:
-        """Count a storage at birth, or again when it has grown.
+    def charge(self, account: int, nbytes: int) -> None:
+        """Count `nbytes` more on a device; a negative number frees them.
 
         Raises:
             torch.OutOfMemoryError: past the capacity; nothing is counted then.
         """
-        wanted = rounded(nbytes)
         with self._lock:
-            key = compat.storage_key(storage)
-            entry = self._entries.get(key)
-            if entry is not None:
-                account = entry.account
-            more = wanted - (entry.held if entry is not None else 0)
-            live = self._live.get(account, 0) + more
-            if more > 0 and live > self.capacity(account):
-                raise self._out_of_memory(account, more)
-            if entry is None:
-                entry = _Entry(storage, self._free)
-                entry.key, entry.account = key, account
-                self._entries[key] = entry
-            entry.held = wanted
+            live = self._live.get(account, 0) + nbytes
+            if nbytes > 0 and live > self.capacities.get(account, sys.maxsize):
+                raise self._out_of_memory(account, nbytes)
             self._live[account] = live
             if live > self._peak.get(account, 0):
                 self._peak[account] = live
-
-    def _free(self, entry: _Entry) -> None:
-        with self._lock:
-            del self._entries[entry.key]
-            self._live[entry.account] -= entry.held
 
     def _out_of_memory(self, account: int, wanted: int) -> torch.OutOfMemoryError:
         capacity, live = self.capacity(account), self.allocated(account)
@@ -116,17 +93,12 @@ class DeviceLedger:
 devices = DeviceLedger()
 """Counts what no other ledger asked for."""
 
-_current: Ledger = devices
-
-
-def current_ledger() -> Ledger:
-    """The ledger that is told of births now."""
-    return _current
+_current: Ledger | None = None
 
 
 def is_tracing() -> bool:
     """Whether a ledger other than the devices' own is told of births."""
-    return _current is not devices
+    return _current is not None
 
 
 @contextlib.contextmanager
@@ -149,48 +121,38 @@ def using_ledger(ledger: Ledger) -> Iterator[None]:
 
 
 class _Birth(weakref.ref[Any]):
-    __slots__ = ("key", "ledger", "nbytes")
+    """A weak reference to a storage that knows to whom it was charged; `ledger` is None for the devices' own."""
+
+    __slots__ = ("account", "key", "ledger", "nbytes")
 
     key: int
     nbytes: int
-    ledger: Ledger
-
-
-def note(storage: torch.UntypedStorage, account: int) -> None:
-    """Tell the current ledger of `storage` if it is new, its own if it has grown.
-
-    Raises:
-        torch.OutOfMemoryError: the ledger refuses; the storage is not counted.
-    """
-    key = compat.storage_key(storage)
-    birth = _born.get(key)
-    nbytes = storage.nbytes()
-    if birth is None:
-        _current.allocate(storage, nbytes, account)
-        birth = _Birth(storage, _forget)
-        birth.key, birth.nbytes, birth.ledger = key, nbytes, _current
-        _born[key] = birth
-    elif birth.nbytes != nbytes:
-        birth.ledger.allocate(storage, nbytes, account)
-        birth.nbytes = nbytes
+    account: int
+    ledger: Ledger | None
 
 
 _born: dict[int, _Birth] = {}
 
 
-def _forget(birth: _Birth) -> None:
-    del _born[birth.key]
+def note(storage: torch.UntypedStorage, account: int) -> None:
+    """Tell the current ledger of `storage` if it is new; if its size has changed, the ledger that was told of it.
+
+    Raises:
+        torch.OutOfMemoryError: the ledger refuses; the storage is not counted.
+    """
+    birth = _born.get(compat.storage_key(storage))
+    nbytes = storage.nbytes()
+    if birth is None:
+        if _current is None:
+            devices.charge(account, rounded(nbytes))
+        else:
+            _current.allocate(storage, nbytes, account)
+        _bear(storage, nbytes, account, _current)
+    elif birth.nbytes != nbytes:
+        _grow(birth, storage, nbytes)
 
 
-def adopt(storage: torch.UntypedStorage) -> None:
-    """Take a storage as known without charging it to anybody."""
-    key = compat.storage_key(storage)
-    birth = _Birth(storage, _forget)
-    birth.key, birth.nbytes, birth.ledger = key, storage.nbytes(), _current
-    _born[key] = birth
-
-
-def reserve(storage: torch.UntypedStorage, nbytes: int, account: int) -> None:
+def reserve(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Count a storage as grown to `nbytes` before it is.
 
     Raises:
@@ -198,5 +160,41 @@ def reserve(storage: torch.UntypedStorage, nbytes: int, account: int) -> None:
     """
     birth = _born.get(compat.storage_key(storage))
     if birth is not None and nbytes > birth.nbytes:
-        birth.ledger.allocate(storage, nbytes, account)
-        birth.nbytes = nbytes
+        _grow(birth, storage, nbytes)
+
+
+def adopt(storage: torch.UntypedStorage) -> None:
+    """Take a storage as known without charging it to anybody."""
+    _bear(storage, storage.nbytes(), _NOBODY, _nobody)
+
+
+def _grow(birth: _Birth, storage: torch.UntypedStorage, nbytes: int) -> None:
+    if birth.ledger is None:
+        devices.charge(birth.account, rounded(nbytes) - rounded(birth.nbytes))
+    else:
+        birth.ledger.allocate(storage, nbytes, birth.account)
+    birth.nbytes = nbytes
+
+
+def _bear(storage: torch.UntypedStorage, nbytes: int, account: int, ledger: Ledger | None) -> None:
+    birth = _Birth(storage, _bury)
+    birth.key = compat.storage_key(storage)
+    birth.nbytes, birth.account, birth.ledger = nbytes, account, ledger
+    _born[birth.key] = birth
+
+
+def _bury(birth: _Birth) -> None:
+    del _born[birth.key]
+    if birth.ledger is None:
+        devices.charge(birth.account, -rounded(birth.nbytes))
+
+
+class _Nobody:
+    """The ledger of storages that are not counted."""
+
+    def allocate(self, storage: torch.UntypedStorage, nbytes: int, account: int) -> None:
+        """Count nothing."""
+
+
+_NOBODY = -1
+_nobody = _Nobody()

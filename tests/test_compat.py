@@ -1,0 +1,111 @@
+"""Every private name of torch and Lightning still does what autobalance relies on; a failure here names what moved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import optimizer
+
+from autobalance import compat
+from autobalance.simulated import SimulatedTensor, simulate
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    """A simulated device: torch's one backend written in Python is registered once a process."""
+    with simulate(2):
+        yield "simulated:1"
+
+
+def test_python_backend_is_registered(device: str) -> None:
+    assert compat.private_backend_name() == "simulated"
+    assert torch.get_device_module("simulated").device_count() == 2
+    assert torch.accelerator.is_available()
+    with simulate(1):
+        assert torch.accelerator.device_count() == 1
+
+
+def test_wrapper_reports_what_it_was_made_like_and_can_be_reshaped(device: str) -> None:
+    like = torch.zeros(4, 3).t()[1:]
+    wrapper = compat.make_wrapper(SimulatedTensor, like, torch.device(device), False)
+    assert (wrapper.shape, wrapper.stride(), wrapper.storage_offset()) == ((2, 4), (1, 3), 1)
+    assert (wrapper.device, wrapper.dtype) == (torch.device(device), torch.float32)
+    larger = torch.zeros(9, 9)[:, 2:]
+    compat.reshape_wrapper(wrapper, larger, compat.make_wrapper(SimulatedTensor, larger, torch.device(device), False))
+    assert (wrapper.shape, wrapper.stride(), wrapper.storage_offset()) == ((9, 7), (9, 1), 2)
+
+
+def test_storages_have_an_identity() -> None:
+    x, y = torch.zeros(2), torch.zeros(2)
+    assert compat.storage_key(x.untyped_storage()) == compat.storage_key(x[1:].untyped_storage())
+    assert compat.storage_key(x.untyped_storage()) != compat.storage_key(y.untyped_storage())
+
+
+def test_tensor_is_replaced_under_its_python_object() -> None:
+    x = nn.Parameter(torch.zeros(2))
+    seen: list[str] = []
+    x.register_hook(lambda gradient: seen.append("hook"))
+    compat.replace_tensor(x, torch.ones(3).requires_grad_())
+    x.sum().backward()
+    assert (x.tolist(), seen) == ([1.0, 1.0, 1.0], ["hook"])
+    graph = (x * 2).sum()
+    compat.replace_tensor(x, torch.ones(2).requires_grad_())
+    with pytest.raises(RuntimeError, match="moved to another device after the forward"):
+        graph.backward()
+
+
+def test_data_of_a_simulated_tensor_is_assigned_past_torch(device: str) -> None:
+    x = nn.Parameter(torch.ones(2))
+    x.data = torch.zeros(3, device=device)
+    assert (str(x.device), x.shape) == (device, (3,))
+    plain = nn.Parameter(torch.ones(2))
+    plain.data = torch.zeros(3)
+    assert plain.tolist() == [0.0, 0.0, 0.0]
+    compat.assign_plain_data(plain, torch.ones(1))
+    assert plain.tolist() == [1.0]
+
+
+def test_autocast_can_be_excluded_and_its_exit_is_told(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "clear_autocast_cache", torch.clear_autocast_cache)
+    x = torch.ones(2, 2, device=device)
+    exits: list[str] = []
+    compat.on_autocast_exit(lambda: exits.append("cleared"))
+    with torch.autocast("simulated", torch.bfloat16):
+        assert (x @ x).dtype is torch.bfloat16
+        with compat.excluded_autocast():
+            assert (x @ x).dtype is torch.float32
+        with torch.autocast("simulated", torch.bfloat16):
+            pass
+        assert exits == []
+    assert exits == ["cleared"]
+
+
+def test_views_are_known_to_autograd() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert (compat.is_view(x), compat.is_view(x[:1])) == (False, True)
+
+
+def test_python_is_asked_where_torch_hides_it(device: str) -> None:
+    hiding = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Python))
+    with FakeTensorMode(), hiding:
+        assert not compat.is_fake(torch.ones(2))
+        with compat.dispatching_to_python():
+            assert compat.is_fake(torch.ones(2))
+
+
+def test_backward_runs_in_the_thread_that_asks_for_it(device: str) -> None:
+    threads: list[int] = []
+    x = torch.ones(2, device=device, requires_grad=True)
+    x.register_hook(lambda gradient: threads.append(threading.get_ident()))
+    (x * 2).sum().backward()
+    assert threads == [threading.get_ident()]
+
+
+def test_foreach_forms_are_chosen_by_default(device: str) -> None:
+    parameter = nn.Parameter(torch.ones(2, device=device))
+    assert optimizer._default_to_fused_or_foreach([parameter], differentiable=False) == (False, True)
