@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -81,8 +81,8 @@ class Contents(NamedTuple):
     Example:
         >>> before = Contents.of(numbers := [1])
         >>> numbers.append(2)
-        >>> Contents.of(numbers).carry(before, own := [1], {})
-        >>> own
+        >>> Contents.of(numbers).carry(before, target := [1], own=lambda value: value)
+        >>> target
         [1, 2]
 
     Attributes:
@@ -109,18 +109,14 @@ class Contents(NamedTuple):
             return isinstance(value, MutableMapping) or bool(attributes(value))
         return not isinstance(value, (tuple, frozenset)) and _is_data(value)
 
-    def carry(self, before: Contents, target: Any, originals: Mapping[int, Any]) -> None:
+    def carry(self, before: Contents, target: Any, own: Callable[[Any], Any]) -> None:
         """Make in `target` the changes that lead from `before` to these contents.
 
         Args:
             before: what the stand-in for `target` held at first.
             target: the caller's own container or object.
-            originals: the caller's own object by the id of what stood for it.
+            own: what the caller gets in place of a value.
         """
-
-        def own(value: Any) -> Any:
-            return originals.get(id(value), value)
-
         if not _same(self.items, before.items):
             items = [own(item) for item in self.items]
             target.clear()

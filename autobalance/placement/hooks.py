@@ -94,12 +94,13 @@ def leave_block(door: Door, module: nn.Module, args: Any, kwargs: Any, output: A
     changed = visit.mover.changed_in_place()
     if changed and not has_failed:
         door.locator.changed_in_place(changed[0][0], door.place, door.name)
-    visit.mover.carry_back()
-    output = visit.mover.restore(output)
     caller = _visits.stack[-1].door if _visits.stack else None
     if caller is None or caller.place == door.place:
-        return output
-    return Mover(caller.locator, caller.place).move(output)  # called by a block, in which everything is at its place
+        visit.mover.carry_back()
+        return visit.mover.restore(output)
+    home = Mover(caller.locator, caller.place)  # called by a block, in which everything is at its place
+    visit.mover.carry_back(home.move)
+    return home.move(visit.mover.restore(output))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -60,11 +61,19 @@ class Mover:
         """Pairs (source, copy) of the copies that were changed in place since they were handed over."""
         return [(sent.source, sent.copy) for sent in self._sent if version(sent.copy) != sent.version]
 
-    def carry_back(self) -> None:
-        """Bring what the block changed in rebuilt containers and objects back to the caller's own."""
+    def carry_back(self, take_home: Callable[[Any], Any] = lambda value: value) -> None:
+        """Bring what the block changed in rebuilt containers and objects back to the caller's own.
+
+        Args:
+            take_home: what to do with each value that the block put in and that the caller did not have.
+        """
         originals = {id(stand_in): original for original, stand_in in self._stand_ins.values()}
+
+        def own(value: Any) -> Any:
+            return originals[id(value)] if id(value) in originals else take_home(value)
+
         for rebuilt in self._rebuilt:
-            Contents.of(rebuilt.stand_in).carry(rebuilt.contents, rebuilt.original, originals)
+            Contents.of(rebuilt.stand_in).carry(rebuilt.contents, rebuilt.original, own)
 
     def restore(self, output: Any) -> Any:
         """`output` with each container that stood in for the caller's own replaced by the caller's own."""
