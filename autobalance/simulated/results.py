@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
-from autobalance.simulated import elements, ledger
+from autobalance.simulated import dispatch, elements, fakes, ledger
 from autobalance.simulated.dispatch import Call, carry_out, emulate
 
 _aten = torch.ops.aten
@@ -27,6 +27,8 @@ def register() -> None:
     emulate(_aten._embedding_bag.default, _embedding_bag)
     emulate(_aten._embedding_bag_forward_only.default, _embedding_bag_forward_only)
     emulate(_aten.max_unpool2d.default, _max_unpool2d)
+    emulate(_aten._ctc_loss.default, _ctc_loss)
+    carry_out(_aten._ctc_loss.Tensor, _ctc_loss_of_tensors)
     carry_out(_aten.lift_fresh.default, _lift_fresh)
 
 
@@ -80,6 +82,25 @@ def _max_unpool2d(*args: Any, **kwargs: Any) -> Tensor:
     """CUDA's kernel always gives a contiguous result; the CPU's follows its input."""
     result: Tensor = _aten.max_unpool2d.default(*args, **kwargs)
     return result.contiguous()
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *rest: Any, **options: Any) -> Any:
+    """Its shapes depend on the lengths of the targets only, which are numbers."""
+    if not compat.is_fake(log_probs):
+        return _aten._ctc_loss.default(log_probs, targets, inputs, lengths, *rest, **options)
+    time, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * max(lengths, default=0) + 1)
+
+
+def _ctc_loss_of_tensors(func: Any, args: Any, kwargs: Any) -> Any:
+    log_probs, targets, *lengths = args[:4]
+    if elements.fake_mode is not None:
+        known = [fakes.known_of(length) for length in lengths]
+        numbers = [[int(number) for number in length] for length in known if length is not None]
+        if len(numbers) < len(lengths):
+            raise RuntimeError("the lengths that ctc_loss is given are not known while elements are fake")
+        return dispatch.run(_aten._ctc_loss.default, (log_probs, targets, *numbers, *args[4:]), kwargs)
+    return Call(func, args, kwargs).run(func)
 
 
 def _lift_fresh(func: Any, args: Any, kwargs: Any) -> Any:

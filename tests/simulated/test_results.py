@@ -36,6 +36,18 @@ OTHERS: dict[str, Operation] = {
     "unfold": lambda x, y: F.unfold(x[None, None], 9),
     "fold": lambda x, y: F.fold(x.reshape(1, 4, -1), (32, 32), 2, stride=2),
     "embedding bag": lambda x, y: F.embedding_bag(y.argsort(1)[:, :128], torch.cat([x, y]).t()),
+    "embedding bag that knows its end": lambda x, y: F.embedding_bag(
+        torch.arange(32, device=x.device) % 16, x, torch.arange(0, 33, 8, device=x.device), include_last_offset=True
+    ),
+    "connectionist temporal classification": lambda x, y: F.ctc_loss(
+        x[:, None].log_softmax(2), torch.ones(1, 5, dtype=torch.long, device=x.device), (16,), (5,)
+    ),
+    "the same with lengths as tensors": lambda x, y: F.ctc_loss(
+        x[:, None].log_softmax(2),
+        torch.ones(1, 5, dtype=torch.long, device=x.device),
+        torch.tensor([16], device=x.device),
+        torch.tensor([5], device=x.device),
+    ),
     "max unpool": lambda x, y: F.max_unpool2d(*F.max_pool2d(x[None], 2, return_indices=True), 2),
     "tensor from a list": lambda x, y: x * torch.tensor([1.0, 2.0], device=x.device)[:, None, None],
 }
