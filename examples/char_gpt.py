@@ -10,6 +10,7 @@ simulated devices.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import warnings
@@ -129,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             trainer(devices=1, enable_progress_bar=False, enable_model_summary=False).fit(CharGPT(characters), *loaders)
         except torch.OutOfMemoryError as error:
             print(f"\nOn one device:\n  torch.OutOfMemoryError: {error}\n")
+        gc.collect()  # what that run still held
 
     balanced = trainer(strategy="self_balance", devices=devices.device_count())
     for index in range(devices.device_count()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich import box
 from rich.table import Table
 
 from autobalance.partitioning.score import Score
@@ -19,7 +20,7 @@ def score_table(scores: Mapping[str, Score]) -> Table:
     Args:
         scores: at least one, all on the same devices, by what to call them.
     """
-    table = Table(expand=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("split", overflow="fold")
     for device in range(len(next(iter(scores.values())).peaks)):
         table.add_column(f"peak on {device}", justify="right", no_wrap=True)
