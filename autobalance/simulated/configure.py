@@ -20,8 +20,11 @@ class Simulation:
 
     def __init__(self, capacities: Sequence[int | None]) -> None:
         self.capacities = tuple(capacities)
-        self._before = (backend.device_count(), dict(ledger.devices.capacities))
-        _apply(len(self.capacities), {i: size for i, size in enumerate(self.capacities) if size is not None})
+        self._count_before = backend.device_count()
+        backend.set_count(len(self.capacities))
+        self._ledger_before = ledger.devices.configure(
+            {index: size for index, size in enumerate(self.capacities) if size is not None}
+        )
 
     def __enter__(self) -> Simulation:
         return self
@@ -29,7 +32,8 @@ class Simulation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _apply(*self._before)
+        backend.set_count(self._count_before)
+        ledger.devices.restore(self._ledger_before)
 
 
 def simulate(devices: str | int | Sequence[int]) -> Simulation:
@@ -75,10 +79,3 @@ def _capacities(devices: str | int | Sequence[int]) -> list[int | None]:
     from autobalance.devices.words import parse_devices
 
     return [device.capacity for device in parse_devices(devices)]
-
-
-def _apply(count: int, capacities: dict[int, int]) -> None:
-    backend.set_count(count)
-    ledger.devices.capacities = capacities
-    for index in range(count):
-        ledger.devices.reset_peak(index)

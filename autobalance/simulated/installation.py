@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autobalance import compat
-from autobalance.simulated import autocast, backend, kernels, loading, pinning, recurrent, results, tensor
+from autobalance.simulated import autocast, backend, kernels, loading, pinning, recurrent, refusals, results, tensor
 
 
 def install() -> None:
@@ -13,6 +13,7 @@ def install() -> None:
     backend.register()
     kernels.register()
     recurrent.register()
+    refusals.register()
     results.register()
     autocast.register()
     pinning.register()

@@ -61,6 +61,21 @@ class DeviceLedger:
         """Forget the past: the peak is what is live now."""
         self._peak[account] = self._live.get(account, 0)
 
+    def configure(self, capacities: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+        """Start anew with these capacities and with peaks at what is live now.
+
+        Returns:
+            The capacities and peaks until now, for `restore`.
+        """
+        before = self.capacities, self._peak
+        self.capacities, self._peak = capacities, dict(self._live)
+        return before
+
+    def restore(self, before: tuple[dict[int, int], dict[int, int]]) -> None:
+        """Bring back what `configure` returned, as if nothing had happened in between."""
+        self.capacities, peaks = before
+        self._peak = {account: max(live, peaks.get(account, 0)) for account, live in self._live.items()}
+
     def capacity(self, account: int) -> int:
         """Bytes the device has; sys.maxsize where there is no limit."""
         return self.capacities.get(account, sys.maxsize)

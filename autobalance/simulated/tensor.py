@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autobalance import compat
 from autobalance.simulated import backend, ledger
@@ -195,7 +196,7 @@ def assign_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Carry out `tensor.data = value` as on CUDA: the object, its gradient and its hooks stay, whatever the devices.
 
     Raises:
-        RuntimeError: `tensor` is the result of an operation and would change its device.
+        RuntimeError: `tensor` is the result of an operation and would change its device, or has no shape yet.
     """
     fresh = value.detach()
     if isinstance(tensor, SimulatedTensor) and isinstance(fresh, SimulatedTensor):
@@ -205,6 +206,10 @@ def assign_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         return
     if tensor.grad_fn is not None:
         raise RuntimeError(f"cannot move a tensor with a gradient function from {tensor.device} to {value.device}")
+    if is_lazy(tensor):
+        raise RuntimeError(
+            "a lazy module has no parameters that could be moved to a simulated device; call it once on the host first"
+        )
     gradient, tensor.grad = tensor.grad, None
     fresh.requires_grad_(tensor.requires_grad)
     compat.replace_tensor(tensor, fresh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import autobalance
 from autobalance.simulated import from_environment, simulate
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 def output_of(code: str) -> str:
@@ -67,6 +68,18 @@ def test_takes_effect_at_once_and_comes_back_afterwards() -> None:
         assert torch.simulated.device_count() == 3
     assert torch.simulated.device_count() == 4
     assert torch.simulated.mem_get_info(0)[1] == sys.maxsize
+
+
+def test_peaks_outside_are_untouched_by_a_configuration_inside() -> None:
+    torch.simulated.reset_peak_memory_stats(0)
+    x = torch.ones(MIB, device="simulated:0")
+    peak = torch.simulated.max_memory_allocated(0)
+    del x
+    with simulate("1x1GiB"):
+        assert torch.simulated.max_memory_allocated(0) == peak - 4 * MIB
+        torch.ones(4 * MIB, device="simulated:0")
+        assert torch.simulated.max_memory_allocated(0) == peak + 12 * MIB
+    assert torch.simulated.max_memory_allocated(0) == peak
 
 
 def test_tensors_outlive_their_configuration() -> None:
@@ -184,6 +197,32 @@ def test_work_of_other_threads_is_charged_too() -> None:
     x = in_thread(lambda: torch.ones(1024, device="simulated:1") + 1)
     assert isinstance(x, Tensor)
     assert torch.simulated.memory_allocated(1) - before == 4096
+
+
+def test_threads_do_not_disturb_each_others_counts() -> None:
+    def work(index: int) -> None:
+        layer = torch.nn.Linear(16, 16).to(f"simulated:{index}")
+        for _ in range(20):
+            layer(torch.ones(4, 16, device=f"simulated:{index}")).square().sum().backward()
+
+    before = [torch.simulated.memory_allocated(index) for index in range(4)]
+    threads = [threading.Thread(target=work, args=(index % 2,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert [torch.simulated.memory_allocated(index) for index in range(4)] == before
+
+
+def test_saved_tensors_may_be_kept_on_the_host() -> None:
+    x = torch.ones(256, device="simulated:1", requires_grad=True)
+    before = torch.simulated.memory_allocated(1)
+    with torch.autograd.graph.save_on_cpu():
+        y = (x * x).exp().sum()
+    assert torch.simulated.memory_allocated(1) - before == 512
+    y.backward()
+    assert x.grad.tolist() == pytest.approx([2 * 2.718281828] * 256)
 
 
 def test_custom_function_and_double_backward() -> None:

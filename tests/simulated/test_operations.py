@@ -298,6 +298,15 @@ def test_mixed_devices_are_refused_with_cudas_words(name: str, other: str) -> No
         MIXED[name](x, y)
 
 
+def test_sparse_gradients_are_refused_before_the_backward() -> None:
+    layer = nn.Embedding(5, 4, sparse=True).to("simulated:1")
+    tokens = torch.tensor([1, 2], device="simulated:1")
+    with pytest.raises(RuntimeError, match="build the embedding with sparse=False"):
+        layer(tokens)
+    with torch.no_grad():
+        assert layer(tokens).shape == (2, 4)
+
+
 def test_scalars_of_the_host_are_allowed_but_not_of_another_device() -> None:
     x = torch.ones(3, device="simulated:0")
     assert (x + torch.tensor(2.0)).tolist() == [3.0, 3.0, 3.0]

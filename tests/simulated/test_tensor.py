@@ -141,6 +141,31 @@ def test_module_can_leave_after_a_step_that_failed(allocated: Allocated) -> None
     assert allocated() == 0
 
 
+def test_lazy_modules_move_once_they_have_a_shape() -> None:
+    layer = nn.LazyLinear(3)
+    with pytest.raises(RuntimeError, match="call it once on the host first"):
+        layer.to("simulated:1")
+    layer(torch.ones(2, 5))
+    assert layer.to("simulated:1")(torch.ones(2, 5, device="simulated:1")).device.index == 1
+
+
+def test_parameters_become_a_vector_and_come_back() -> None:
+    model = nn.Linear(2, 2).to("simulated:1")
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 0 + 1, model.parameters())
+    assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_averaged_models() -> None:
+    model = nn.Linear(2, 2).to("simulated:1")
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    average.update_parameters(model)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    average.update_parameters(model)
+    assert average.module.weight.device.index == 1
+
+
 def test_state_dict_goes_both_ways() -> None:
     source, target = nn.Linear(2, 2).to("simulated:1"), nn.Linear(2, 2).to("simulated:2")
     target.load_state_dict(source.state_dict())
