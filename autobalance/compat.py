@@ -495,7 +495,7 @@ def modes_disabled() -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def foreach_on_fakes() -> Iterator[None]:
     """Let optimizers treat fake tensors as the tensors they stand for, and choose foreach where CUDA's would."""
-    types = torch.optim.optimizer._foreach_supported_types
+    types = import_module("torch.optim.optimizer")._foreach_supported_types
     added = FakeTensor not in types
     if added:
         types.append(FakeTensor)
@@ -525,3 +525,9 @@ def support_foreach(cls: type) -> None:
     """Let optimizers and gradient clipping choose their foreach form by default for parameters of class `cls`."""
     for supported in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         supported.append(cls)
+
+
+def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
+    """The real value that torch itself keeps beside a fake made from a number, None for any other."""
+    constant: torch.Tensor | None = getattr(fake, "constant", None)
+    return constant

@@ -59,7 +59,7 @@ class SimulatedWorld:
         source = tensor.elements if isinstance(tensor, SimulatedTensor) else tensor
         if self._mode is None:
             return SimulatedTensor(on_host(source), index, account=account)
-        elements = fake_like(source.detach())
+        elements = fake_like(_as_copied(source))
         made = SimulatedTensor(elements, index, account=account)
         if source.device.type != "meta" and _holds_meaning(source):
             remember(made, elements, source.detach().cpu().clone())
@@ -69,7 +69,7 @@ class SimulatedWorld:
         """The trial's own tensor for one that stays on the host."""
         if self._mode is None or tensor.numel() <= MAX_KNOWN_ELEMENTS:
             return on_host(tensor)
-        return fake_like(tensor.detach())  # too large to copy for nothing
+        return fake_like(_as_copied(tensor))  # too large to copy for nothing
 
     def account_of(self, tensor: Tensor) -> int | None:
         """The account of a simulated tensor."""
@@ -92,6 +92,11 @@ class SimulatedWorld:
     def current_account(self) -> int | None:
         """To whom it is charged what is made from nothing."""
         return dispatch.current_account
+
+
+def _as_copied(tensor: Tensor) -> Tensor:
+    """Sizes and strides of a copy on another device: that of a view with gaps is contiguous."""
+    return torch.empty_like(tensor.detach(), device="meta")
 
 
 def _holds_meaning(tensor: Tensor) -> bool:

@@ -127,11 +127,15 @@ def trace_placed(
             places=places,
             locator=DeviceLocator(world.devices) if apart else VirtualLocator(traced.tracer, world),
             root_device=world.devices[placement.root if apart else 0],
-            spot_of=lambda tensor: (homes.get(id(tensor), placement.root),) * 2,
+            spot_of=lambda tensor: _spot(homes.get(id(tensor), placement.root), apart),
         )
         with world.charging(None if apart else placement.root):
             _run(root, blocks, trial, batches, kind, layout, world, traced)
     return traced
+
+
+def _spot(account: int, apart: bool) -> tuple[int, int]:
+    return (account if apart else 0), account
 
 
 @dataclass(frozen=True)

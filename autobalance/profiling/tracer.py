@@ -85,12 +85,6 @@ class Tracer:
         """The index of a live storage."""
         return self._live.get(storage_key(storage))
 
-    def charge(self, storage: torch.UntypedStorage, account: int) -> None:
-        """Charge a storage that was just born to another account."""
-        index = self.find(storage)
-        if index is not None:
-            self.accounts[index] = account
-
     def describe(self, storage: torch.UntypedStorage, kind: str) -> None:
         """Say what a live storage is: "weights", "gradients", "optimizer", ..."""
         index = self.find(storage)

@@ -53,14 +53,14 @@ class Trial(Protocol):
 
 
 class PlainTrial:
-    """Trial of a plain module: forward, backward, optimizer step, twice; or one forward without gradients.
+    """Trial of a plain module: forward, backward, optimizer step, twice; or two forwards without gradients.
 
     Args:
         optimizer: class or callable on parameters; None: no optimizer step.
         step: `step(model, batch) -> loss`; None: call the model (a dict batch as keywords, a tuple as positionals) and
             take its output's `.loss`, else the sum of its floating outputs.
         precision: as Lightning names it; "-mixed" runs the forward under autocast.
-        training: False runs a forward pass without gradients.
+        training: False runs forward passes without gradients.
     """
 
     STEPS = 2
@@ -74,7 +74,7 @@ class PlainTrial:
     ) -> None:
         self.precision = precision
         self._make_optimizer = optimizer
-        self._step = step or default_step
+        self._step = step or (default_step if training else call_model)
         self._training = training
         self._optimizers: list[torch.optim.Optimizer] = []
         self._device = torch.device("cpu")
@@ -92,28 +92,31 @@ class PlainTrial:
         return self._optimizers
 
     def run(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
-        """Two training steps, since optimizer state exists only from the second on; or one forward."""
-        from autobalance.placement.move import Mover
+        """Two training steps, since optimizer state exists only from the second on; or two forwards.
 
-        moved = Mover(HostLocator(), self._device).move(batch.data)
-        if not self._training:
-            mark("step 1 forward")
-            with torch.no_grad(), glue(), self._autocast():
-                self._step(twin, moved)
-            return
+        As in an ordinary loop, the batch and the loss (or output) of the last step live until the next ones are there.
+        """
+        loss = None
         for number in range(1, self.STEPS + 1):
+            moved = self._moved(batch.data)
             for parameter in twin.parameters():
                 parameter.grad = None
             mark(f"step {number} forward")
-            with glue(), self._autocast():
+            with torch.set_grad_enabled(self._training), glue(), self._autocast():
                 loss = self._step(twin, moved)
+            if not self._training:
+                continue
             mark(f"step {number} backward")
             with glue():
                 loss.backward()
-            del loss
             mark(f"step {number} optimizer")
             for optimizer in self._optimizers:
                 optimizer.step()
+
+    def _moved(self, data: Any) -> Any:
+        from autobalance.placement.move import Mover
+
+        return Mover(HostLocator(), self._device).move(data)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if not self.precision.endswith("-mixed"):
@@ -152,6 +155,13 @@ class HostLocator:
         """Nothing was current."""
 
 
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call the model with a mapping as keywords, a tuple as positionals, anything else as the only argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
 def default_step(model: nn.Module, batch: Any) -> Tensor:
     """Call the model and reduce what it returns to a loss.
 
@@ -165,12 +175,7 @@ def default_step(model: nn.Module, batch: Any) -> Tensor:
     Raises:
         ValueError: if the output holds no floating tensor.
     """
-    if isinstance(batch, Mapping):
-        output = model(**batch)
-    elif isinstance(batch, tuple):
-        output = model(*batch)
-    else:
-        output = model(batch)
+    output = call_model(model, batch)
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss

@@ -85,13 +85,14 @@ class Watch(TorchDispatchMode):
 
 
 class KnownValues(TorchDispatchMode):
-    """Keeps the real values of small integer and boolean fakes, so that `.item()` and `if` on a mask work.
+    """Keeps the real values of small fakes, so that `.item()` and `if` on a mask work.
 
     Args:
         note: told of each number that nobody knows and a placeholder stands for.
     """
 
-    LARGEST = 1 << 20
+    LARGEST = 1 << 20  # elements of integer and boolean tensors
+    LARGEST_FLOATING = 16  # counters and scales
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
@@ -100,36 +101,53 @@ class KnownValues(TorchDispatchMode):
 
     def remember(self, fake: Tensor, value: Tensor) -> None:
         """Keep `value`, a CPU tensor, for `fake` if it is small."""
-        if not value.dtype.is_floating_point and not value.dtype.is_complex and value.numel() <= self.LARGEST:
+        if self._is_small(value):
             self._values[fake] = value
+
+    def _is_small(self, tensor: Tensor) -> bool:
+        floating = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        return tensor.numel() <= (self.LARGEST_FLOATING if floating else self.LARGEST)
+
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The real value of `tensor`, None where it is not known."""
+        if not compat.is_fake(tensor):
+            return tensor if tensor.device.type == "cpu" else None
+        known: Tensor | None = self._values.get(tensor)
+        return known if known is not None else compat.constant_of(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operands = list(_tensors((args, kwargs)))
-        known = bool(operands) and all(operand in self._values for operand in operands)
         if func is torch.ops.aten._local_scalar_dense.default:
-            if known:
-                return self._values[operands[0]].item()
-            if operands[0].is_floating_point():
-                self._note("float")
-                return 1.0
+            return self._number(func, operands[0])
         result = func(*args, **kwargs)
-        for operand in operands:
-            if func._schema.is_mutable and not known:
+        arbitrary = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
+        small = all(self._is_small(made) for made in _tensors([result]))
+        if small and not arbitrary and all(self.value_of(operand) is not None for operand in operands):
+            self._compute(func, args, kwargs, result)
+        elif func._schema.is_mutable:
+            for operand in operands:
                 self._values.pop(operand, None)
-        if known and torch.Tag.nondeterministic_seeded not in func.tags and isinstance(result, Tensor):
-            real = self._on_values(func, args, kwargs)
-            if real is not None:
-                self.remember(result, real)
         return result
 
-    def _on_values(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
-        real_args, real_kwargs = _map((args, kwargs), lambda tensor: self._values[tensor])
+    def _number(self, func: Any, tensor: Tensor) -> Any:
+        known = self.value_of(tensor)
+        if known is not None:
+            with compat.modes_disabled():
+                return known.item()
+        if not tensor.is_floating_point():
+            return func(tensor)
+        self._note("float")
+        return 1.0
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        real_args, real_kwargs = _map((args, kwargs), self.value_of)
         if real_kwargs.get("device") is not None:
             real_kwargs["device"] = torch.device("cpu")
         with compat.modes_disabled():
             real = func(*real_args, **real_kwargs)
-        return real if isinstance(real, Tensor) else None
+        for fake, value in zip(_tensors([result]), _tensors([real]), strict=False):
+            self.remember(fake, value)
 
 
 class WatchedWorld:
@@ -195,18 +213,19 @@ class WatchedWorld:
             index: of its device in the trial.
             account: to whom it is charged.
         """
-        source = tensor.detach()
-        if self._mode is None:
-            made = on_host(source)
-        else:
-            with compat.modes_disabled(), self._mode:
-                made = torch.empty_strided(
-                    source.size(), source.stride(), dtype=source.dtype, device=self.devices[index]
-                )
-        self._tracer.allocate(made.untyped_storage(), made.untyped_storage().nbytes(), account)
-        if self._known is not None and source.device.type != "meta" and not source.is_floating_point():
-            with compat.modes_disabled():
-                self._known.remember(made, source.cpu().clone())
+        with compat.modes_disabled():  # what is made here is charged to `account`, not to whoever is current
+            source = tensor.detach()
+            made = on_host(source) if self._mode is None else self._fake_like(source, self.devices[index])
+            self._tracer.allocate(made.untyped_storage(), made.untyped_storage().nbytes(), account)
+        return made
+
+    def _fake_like(self, source: Tensor, device: torch.device) -> Tensor:
+        assert self._mode is not None
+        assert self._known is not None
+        with self._mode:
+            made = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device=device)
+        if source.device.type != "meta" and not source.is_floating_point():
+            self._known.remember(made, source.cpu().clone())
         return made
 
     def on_host(self, tensor: Tensor) -> Tensor:
@@ -216,8 +235,12 @@ class WatchedWorld:
 
     def copied(self, tensor: Tensor, account: int) -> Tensor:
         """A copy on the same device, charged to another account."""
-        copied = tensor.detach().clone()
-        self._tracer.charge(copied.untyped_storage(), account)
+        with compat.modes_disabled():  # a transfer is no work of the block
+            copied = tensor.detach().clone()
+            self._tracer.allocate(copied.untyped_storage(), copied.untyped_storage().nbytes(), account)
+            known = self._known.value_of(tensor) if self._known is not None else None
+            if self._known is not None and known is not None:
+                self._known.remember(copied, known.clone())
         return copied
 
 

@@ -1,0 +1,111 @@
+"""The world of a trial where CUDA is in use, tried here on fake and on real CPU tensors: its accounting knows no device type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autobalance.blocks import find_blocks
+from autobalance.profiling import trace
+from autobalance.profiling.profiler import Profiler
+from autobalance.profiling.trial import Batch, PlainTrial
+from autobalance.profiling.watched_world import WatchedWorld
+from autobalance.profiling.world import Kind
+
+
+class Net(nn.Module):
+    """Three blocks and glue between them; sizes differ so that no two storages are mistaken for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(128, 256), nn.Linear(256, 384), nn.Linear(384, 128)
+        self.scale = nn.Parameter(torch.ones(384))
+
+    def self_balance(self) -> list[nn.Module]:
+        return [self.a, self.b, self.c]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.b(torch.relu(self.a(x)))) * self.scale
+        return self.c(hidden) + x
+
+
+Step = Callable[[nn.Module, Tensor], Tensor]
+
+
+def total(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).sum()
+
+
+def profiler(model: nn.Module, step: Step = total, kind: Kind = "fake") -> Profiler:
+    """Profiles a step on ones that are made on the root device: a batch from the host is nothing new to CPU devices."""
+    trial = PlainTrial(
+        lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=False),
+        lambda model, rows: step(model, torch.ones(rows, 128, device=trial._device)),
+    )
+    made = Profiler(model, find_blocks(model), trial, [Batch("train batch", "train", 64)])
+    made._kind = kind
+    return made
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials run in the watched world, on CPU tensors."""
+
+    def make(kind: Kind, device_type: str, devices: int, tracer: Any, note: Any, observe: Any) -> WatchedWorld:
+        return WatchedWorld(kind, [torch.device("cpu")], tracer, note, observe)
+
+    monkeypatch.setattr(trace, "make_world", make)
+
+
+@pytest.mark.parametrize("kind", ["fake", "real"])
+def test_costs_are_those_of_the_simulated_world(kind: Kind, request: pytest.FixtureRequest) -> None:
+    model = Net()
+    expected = profiler(model).profile()
+    request.getfixturevalue("watched")
+    found = profiler(model, kind=kind).profile()
+    assert found.blocks == expected.blocks
+    assert found.loose == expected.loose == (("scale", 1),)
+    assert found.peak() == expected.peak()
+
+
+@pytest.mark.parametrize("kind", ["fake", "real"])
+def test_forecast_of_a_placement_is_that_of_the_simulated_world(kind: Kind, request: pytest.FixtureRequest) -> None:
+    model = Net()
+    placement = (["a", "b", "c"], [1, 0, 1], {"scale": 0}, 1, 2)
+    expected = [device.peak for device in profiler(model).forecast(*placement)]
+    request.getfixturevalue("watched")
+    assert [device.peak for device in profiler(model, kind=kind).forecast(*placement)] == expected
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_branch_on_a_small_mask_is_taken_as_with_real_numbers() -> None:
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        mask = torch.arange(4, device=x.device) > 2
+        assert mask.any()
+        assert mask.sum().item() == 1
+        return total(model, x)
+
+    made = profiler(Net(), step)
+    made.profile()
+    assert made.notes == []
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_number_that_nobody_knows_is_a_noted_placeholder() -> None:
+    made = profiler(Net(), lambda model, x: total(model, x) * total(model, x).item())
+    made.profile()
+    assert len(made.notes) == 1
+    assert "2 number(s) that only real data know" in made.notes[0]
+
+
+@pytest.mark.usefixtures("watched")
+def test_the_model_is_untouched() -> None:
+    model = Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    profiler(model).profile()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
