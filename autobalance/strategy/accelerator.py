@@ -68,8 +68,8 @@ class SimulatedAccelerator(Base):
         wanted = wanted or list(range(_configured()))
         if max(wanted) >= _configured():
             raise ValueError(
-                f"Trainer(accelerator='simulated', devices={devices!r}) asks for device {max(wanted)}, but {_configured()} "
-                f"simulated devices are configured, numbered from 0. {_HOW_TO_CONFIGURE}"
+                f"Trainer(accelerator='simulated', devices={devices!r}) asks for device {max(wanted)}, but "
+                f"{_configured()} simulated devices are configured, numbered from 0. {_HOW_TO_CONFIGURE}"
             )
         return wanted
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import uuid
 from collections.abc import Mapping, MutableMapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +40,30 @@ def host_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
             value = copies[key] = copies[key] if key in copies else to_host(value)
         result[name] = to_host(value)
     return result  # type: ignore[return-value]  # a mutable mapping, as torch types its state too
+
+
+def is_local_file(checkpoint_io: Any, path: Any) -> bool:
+    """Whether `path` is an ordinary file to be read and written by Lightning's plain way with torch."""
+    return type(checkpoint_io).__name__ == "TorchCheckpointIO" and "://" not in str(path)
+
+
+def write_file(checkpoint: Mapping[str, Any], path: str | Path) -> None:
+    """Write a checkpoint straight to its file, at once or not at all.
+
+    Lightning's own way first writes all of it into memory, which would be a second copy of the model.
+
+    Args:
+        checkpoint: what `torch.save` takes.
+        path: a local file, replaced only when the new one is whole.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
+    try:
+        torch.save(checkpoint, partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def to_host(value: Any) -> Any:

@@ -15,8 +15,8 @@ from autobalance.strategy.registration import lightning_root
 def drop_stale_gradients(trainer: Any, optimizers: Sequence[Optimizer]) -> None:
     """Free the gradients that Lightning would zero between `training_step` and `backward` anyway.
 
-    They would be at the peak of memory, beside all that the forward saves. They stay while gradients are accumulated, in
-    manual optimization, and where the user's own hooks look at them when Lightning zeroes them.
+    They would be at the peak of memory, beside all that the forward saves. They stay while gradients are accumulated,
+    in manual optimization, and where the user's own hooks look at them when Lightning zeroes them.
 
     Args:
         trainer: a Trainer about to run a training step.
@@ -29,7 +29,7 @@ def drop_stale_gradients(trainer: Any, optimizers: Sequence[Optimizer]) -> None:
 
 
 def frees_gradients_early(trainer: Any) -> bool:
-    """Whether the last step's gradients may go before the forward: automatic optimization, and no hook looks at them."""
+    """Whether the last step's gradients may go early: optimization is automatic, and no hook looks at them."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
         return False

@@ -90,8 +90,9 @@ def _sample_loaders(package: str, loaders: Any, stage: str, options: Options) ->
     for source in sources:
         if _reads_once(source):
             warnings.warn(
-                f"The {stage} loader is a {type(source).__name__} that can be read only once, so the batch that was taken "
-                f"to plan with is missing from this run. Give a loader that starts anew, or `worst_batch=` a batch.",
+                f"The {stage} loader is a {type(source).__name__} that can be read only once, so the batch that was "
+                f"taken to plan with is missing from this run. Give a loader that starts anew, or `worst_batch=` a "
+                f"batch.",
                 stacklevel=2,
             )
     if stage == "train":

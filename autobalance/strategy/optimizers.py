@@ -33,6 +33,6 @@ def refuse_gathering(optimizers: Iterable[Optimizer]) -> None:
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
-                "LBFGS gathers the gradients of all parameters in one tensor, so it cannot train a model on several devices. "
-                "Use another optimizer, or devices=1."
+                "LBFGS gathers the gradients of all parameters in one tensor, so it cannot train a model on several "
+                "devices. Use another optimizer, or devices=1."
             )

@@ -46,8 +46,8 @@ class Options:
         word, _, count = self.worst_batch.partition(":")
         if word != "scan" or not count.isdigit() or int(count) < 1:
             raise ValueError(
-                f"`worst_batch={self.worst_batch!r}` is no way to find a batch. Give the batch itself, or 'scan:200' for "
-                f"the largest of the first 200 training batches."
+                f"`worst_batch={self.worst_batch!r}` is no way to find a batch. Give the batch itself, or 'scan:200' "
+                f"for the largest of the first 200 training batches."
             )
         return int(count)
 

@@ -15,6 +15,7 @@ from autobalance.blocks import find_blocks
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.install import Installed, install
 from autobalance.placement.locate import DeviceLocator
+from autobalance.placement.materialize import materialize
 from autobalance.placement.place import place
 from autobalance.strategy.loaders import elements_in
 
@@ -59,6 +60,7 @@ class Placed:
         blocks = find_blocks(module).ordered(plan.block_names)
         places = [devices[index] for index in plan.assignment]
         loose = {name: devices[index] for name, index in plan.device_map.items()}
+        materialize(module, blocks, places, loose, devices[plan.root])
         place(module, blocks, places, loose, devices[plan.root])
         methods = getattr(module, "forward_methods", None)
         declared = methods() if callable(methods) else None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
 from autobalance.compat import set_lightning_device
-from autobalance.strategy.checkpoints import host_state, to_host
+from autobalance.placement.materialize import WeightFile, is_on_meta, load_weights
+from autobalance.strategy.checkpoints import host_state, is_local_file, to_host, write_file
 from autobalance.strategy.gradients import drop_stale_gradients
+from autobalance.strategy.one_process import OneProcess
 from autobalance.strategy.optimizers import send_state_home
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
@@ -20,15 +23,11 @@ from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
 from autobalance.strategy.summary import log_plan
 
 if TYPE_CHECKING:
-    from pytorch_lightning.strategies import ParallelStrategy as Base
-
     from autobalance.partitioning.plan import Plan
-else:
-    Base = object
 
 
-class SelfBalanceStrategy(Base):
-    """Spread the blocks of a LightningModule over the Trainer's devices, so that a model trains that fits on none of them.
+class SelfBalanceStrategy(OneProcess):
+    """Spread the blocks of a LightningModule over the Trainer's devices: train what fits on none of them.
 
     Example:
         Trainer(strategy="self_balance", devices=4)
@@ -41,7 +40,7 @@ class SelfBalanceStrategy(Base):
         policy: "auto" and "balanced" level the devices' relative use of memory; "balanced_low_0" keeps device 0 as free
             as it can, for batch and outputs; "sequential" fills one device after the other.
         max_memory: most bytes ("10GiB") on a device, by its position in the Trainer's `devices`.
-        reserve: bytes to leave free on each device; "auto" is an allowance for real devices, nothing for simulated ones.
+        reserve: bytes to leave free on each device; "auto" is an allowance on real ones, nothing on simulated ones.
         pin: device position by block name.
         plan: a plan, or the path of a saved one, to use instead of making one.
         micro_batches: how many parts to split a batch into; "auto" is 1.
@@ -103,6 +102,7 @@ class SelfBalanceStrategy(Base):
         self._given_plan = read_plan(plan)
         self._placed: Placed | None = None
         self._trainer: Any = None
+        self._checkpoint_file: WeightFile | None = None
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -110,86 +110,6 @@ class SelfBalanceStrategy(Base):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-
-    # One process, whatever the environment says.
-
-    @property
-    def world_size(self) -> int:
-        """One process."""
-        return 1
-
-    @property
-    def global_rank(self) -> int:
-        """The only process."""
-        return 0
-
-    @property
-    def local_rank(self) -> int:
-        """The only process."""
-        return 0
-
-    @property
-    def node_rank(self) -> int:
-        """The only node."""
-        return 0
-
-    @property
-    def is_global_zero(self) -> bool:
-        """The only process."""
-        return True
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Every batch is for this process."""
-        return {"num_replicas": 1, "rank": 0}
-
-    @property
-    def num_nodes(self) -> int:
-        """One machine."""
-        return 1
-
-    @num_nodes.setter
-    def num_nodes(self, count: int) -> None:
-        if count != 1:
-            raise ValueError(
-                f"Trainer(num_nodes={count}): strategy 'self_balance' spreads a model over the devices of one machine, in "
-                f"one process. Use num_nodes=1."
-            )
-
-    @property
-    def cluster_environment(self) -> Any:
-        """The environment, of one process."""
-        return self._cluster_environment
-
-    @cluster_environment.setter
-    def cluster_environment(self, environment: Any) -> None:
-        processes = 1 if environment is None else environment.world_size()
-        if processes > 1:
-            raise ValueError(
-                f"{type(environment).__name__} has started {processes} processes, but strategy 'self_balance' runs all "
-                f"devices from one: each process would train the whole model and write the same checkpoints. Start the "
-                f"script once: plain `python` instead of torchrun, `--ntasks=1` under SLURM."
-            )
-        self._cluster_environment = environment
-
-    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """There is nothing to reduce over."""
-        return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """There is nobody else to ask."""
-        return decision
-
-    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """There is nothing to gather."""
-        return tensor
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """There is nobody to tell."""
-        return obj
-
-    def barrier(self, name: str | None = None) -> None:
-        """There is nobody to wait for."""
 
     # Planning and placing.
 
@@ -311,7 +231,33 @@ class SelfBalanceStrategy(Base):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a checkpoint that any strategy can load on any devices: callbacks' tensors go to the host, too."""
-        super().save_checkpoint(to_host(checkpoint), filepath, storage_options=storage_options)
+        checkpoint = to_host(checkpoint)
+        if storage_options is None and is_local_file(self.checkpoint_io, filepath):
+            write_file(checkpoint, filepath)
+        else:
+            super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint; if the model is on meta, map it, and read the weights when blocks are placed."""
+        self._checkpoint_file = None
+        module = self.lightning_module
+        if module is not None and is_on_meta(module) and is_local_file(self.checkpoint_io, checkpoint_path):
+            file = WeightFile(Path(checkpoint_path), "state_dict", bool(weights_only))
+            self._checkpoint_file = file
+            mapped: dict[str, Any] = torch.load(
+                file.path, map_location="cpu", mmap=True, weights_only=file.weights_only
+            )
+            return mapped
+        read: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        return read
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the model's weights, or have them read when blocks are placed if it is on meta."""
+        module = self.lightning_module
+        if self._checkpoint_file is not None and module is not None and is_on_meta(module):
+            load_weights(module, self._checkpoint_file, strict)
+        else:
+            super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load each optimizer's state; torch puts it where its parameters are."""
