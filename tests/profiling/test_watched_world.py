@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,7 +68,11 @@ def test_costs_are_those_of_the_simulated_world(kind: Kind, request: pytest.Fixt
     expected = profiler(model).profile()
     request.getfixturevalue("watched")
     found = profiler(model, kind=kind).profile()
-    assert found.blocks == expected.blocks
+    for mine, theirs in zip(found.blocks, expected.blocks, strict=True):
+        # `torch.ones` is one operation in one world and two in the other, which is all that times may differ by.
+        assert mine.forward_time == pytest.approx(theirs.forward_time, rel=1e-2)
+        assert mine.backward_time == theirs.backward_time
+        assert replace(mine, forward_time=0) == replace(theirs, forward_time=0)
     assert found.loose == expected.loose == (("scale", 1),)
     assert found.peak() == expected.peak()
 
