@@ -1,4 +1,4 @@
-"""The world of a trial where CUDA is in use, tried here on fake and on real CPU tensors: its accounting knows no device type."""
+"""The world of a trial where CUDA is in use, tried on CPU tensors: its accounting knows no device type."""
 
 from __future__ import annotations
 
