@@ -68,12 +68,19 @@ def register() -> None:
         (PROMOTE, _promoted),
     ):
         for name in names:
-            library.impl(name, wrap(name), key)
+            if is_operator(name):  # the lists are those of the newest torch; an older one may lack a few
+                library.impl(name, wrap(name), key)
     library.impl("binary_cross_entropy", _refuse_binary_cross_entropy, key)
     everything_else = torch.library.Library("_", "IMPL")
     everything_else.fallback(torch.library.fallthrough_kernel, key)
     _libraries.extend((library, everything_else))  # a library unregisters its kernels when it dies
     compat.on_autocast_exit(_casts.clear)
+
+
+def is_operator(name: str) -> bool:
+    """Whether this torch has the operator overload that a name of the lists stands for."""
+    packet, _, overload = name.partition(".")
+    return (overload or "default") in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)()
 
 
 def operator(name: str) -> Any:

@@ -64,9 +64,18 @@ def simulate(devices: str | int | Sequence[int]) -> Simulation:
 
 
 def from_environment() -> Simulation | None:
-    """Configure the devices that the environment variable AUTOBALANCE_SIMULATE names; None where it is not set."""
+    """Configure the devices that the environment variable AUTOBALANCE_SIMULATE names; None where it is not set.
+
+    Raises:
+        ValueError: its words cannot be read.
+    """
     words = os.environ.get(ENVIRONMENT_VARIABLE, "").strip()
-    return simulate(words) if words else None
+    if not words:
+        return None
+    try:
+        return simulate(words)
+    except ValueError as error:
+        raise ValueError(f"the environment variable {ENVIRONMENT_VARIABLE} is {words!r}: {error}") from None
 
 
 def _capacities(devices: str | int | Sequence[int]) -> list[int | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -49,9 +48,13 @@ class SimulatedTensor(torch.Tensor):
     def __new__(
         cls, elements: torch.Tensor, index: int | None, account: int | None = None, requires_grad: bool = False
     ) -> SimulatedTensor:
-        # Never an inference tensor: a view of a normal tensor taken in inference mode is a normal one.
-        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-            tensor: SimulatedTensor = compat.make_wrapper(cls, elements, backend.device(index), requires_grad)
+        tensor: SimulatedTensor
+        if torch.is_inference_mode_enabled():
+            # Never an inference tensor: a view of a normal tensor taken in inference mode is a normal one.
+            with torch.inference_mode(False):
+                tensor = compat.make_wrapper(cls, elements, backend.device(index), requires_grad)
+        else:
+            tensor = compat.make_wrapper(cls, elements, backend.device(index), requires_grad)
         tensor.elements = elements
         tensor.index = index
         tensor.known_value = None

@@ -42,6 +42,18 @@ def test_lists_are_torchs(macro: str, ours: list[str]) -> None:
     assert set(ours) == listed(macro)
 
 
+@pytest.mark.parametrize(
+    ("name", "there"), [("conv2d", True), ("sum.dim_IntList", True), ("sum.no", False), ("no", False)]
+)
+def test_operators_are_looked_up(name: str, there: bool) -> None:
+    assert autocast.is_operator(name) == there
+
+
+def test_type_is_float16_by_default_as_on_cuda() -> None:
+    with torch.autocast("simulated"):
+        assert (weight(2, 2) @ weight(2, 2)).dtype is torch.float16
+
+
 def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.rand(shape).to("simulated:1", dtype)
 

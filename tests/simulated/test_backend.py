@@ -93,6 +93,9 @@ def test_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     with from_environment() as simulation:
         assert simulation.capacities == (96 * 2**20,) * 2
         assert torch.simulated.device_count() == 2
+    monkeypatch.setenv("AUTOBALANCE_SIMULATE", "2xlots")
+    with pytest.raises(ValueError, match="the environment variable AUTOBALANCE_SIMULATE is '2xlots'"):
+        from_environment()
     monkeypatch.delenv("AUTOBALANCE_SIMULATE")
     assert from_environment() is None
 

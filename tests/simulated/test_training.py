@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from autobalance.simulated import observing, pinning
+from autobalance.simulated import observing, pinning, simulate
 
 Optimizer = Callable[..., torch.optim.Optimizer]
 
@@ -127,6 +128,45 @@ def test_loss_scaling_skips_infinite_gradients_and_grows() -> None:
     assert (weights, scales) == scaled_steps("cpu", gradients)
     assert scales == [4.0, 8.0, 4.0, 4.0]
     assert weights == [-0.5, -0.5]
+
+
+def test_memory_of_training_is_weights_gradients_and_state(allocated: Callable[..., int]) -> None:
+    model = nn.Linear(64, 64, bias=False, device="simulated:0")  # 16 KiB
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 64, device="simulated:0")).sum().backward()
+        assert allocated() in (2 * 16384, 4 * 16384)
+        optimizer.step()
+        assert allocated() == 4 * 16384
+    del optimizer
+    model.zero_grad()
+    assert allocated() == 16384
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_running_out_of_memory_leaves_everything_usable(where: str, allocated: Callable[..., int]) -> None:
+    gc.collect()
+    model = nn.Linear(64, 64, bias=False, device="simulated:0")
+    optimizer = torch.optim.Adam(model.parameters())
+    base = torch.simulated.memory_allocated(0)
+    room = {"forward": 100 * 256, "backward": 16384 + 100 * 256, "optimizer": 2 * 16384}[where]
+
+    def step(rows: int) -> None:
+        loss = model(torch.ones(rows, 64, device="simulated:0")).sum()
+        loss.backward()
+        optimizer.step()
+
+    with simulate([base + room]):
+        with pytest.raises(torch.OutOfMemoryError, match="simulated:0 out of memory"):
+            step(4 if where == "optimizer" else 100)
+        gc.collect()
+        optimizer.zero_grad()
+        model.zero_grad()
+        assert allocated() <= 16384 + 16384
+    optimizer = torch.optim.Adam(model.parameters())  # its state may be half made, as on CUDA
+    step(100)
+    assert model.weight.grad is not None
 
 
 @pytest.mark.parametrize("workers", [0, 1])
