@@ -68,7 +68,7 @@ class OneProcess(Base):
             raise ValueError(
                 f"{type(environment).__name__} has started {processes} processes, but strategy 'self_balance' runs all "
                 f"devices from one: each process would train the whole model and write the same checkpoints. Start the "
-                f"script once: plain `python` instead of torchrun, `--ntasks=1` under SLURM."
+                f"script once: plain `python` instead of torchrun, `--ntasks-per-node=1` under SLURM."
             )
         self._cluster_environment = environment
 
