@@ -1,4 +1,4 @@
-"""The strategy itself: one process, the root device, gradients, models that no device could hold, and what it refuses."""
+"""The strategy itself: one process, the root device, gradients, models that no device could hold, refusals."""
 
 from __future__ import annotations
 

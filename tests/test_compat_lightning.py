@@ -1,0 +1,228 @@
+"""Every private name of Lightning still does what autobalance relies on; a failure here names what moved."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from autobalance import compat
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.* is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture(params=["pytorch_lightning", "lightning.pytorch"])
+def lightning(request: pytest.FixtureRequest) -> ModuleType:
+    module: ModuleType = importlib.import_module(request.param)
+    return module
+
+
+def make_trainer(lightning: ModuleType, **options: Any) -> Any:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return lightning.Trainer(**{"accelerator": "cpu", "devices": 1, "max_epochs": 1, **quiet, **options})
+
+
+def make_model(lightning: ModuleType) -> Any:
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+        def on_before_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            return batch + 1
+
+        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            return batch * 2
+
+    return Model()
+
+
+def data() -> DataLoader[Any]:
+    return DataLoader(torch.ones(4, 4), batch_size=2)  # type: ignore[arg-type]  # a tensor is a dataset
+
+
+def during_fit(lightning: ModuleType, look: Callable[[Any, Any], None], **options: Any) -> None:
+    """Call `look(trainer, model)` at the setup of a fit, and let the fit go on."""
+    model = make_model(lightning)
+
+    class Look(lightning.Callback):
+        def setup(self, trainer: Any, module: Any, stage: str) -> None:
+            look(trainer, module)
+
+    make_trainer(lightning, callbacks=[Look()], **options).fit(model, data())
+
+
+def test_a_module_says_the_device_that_it_is_told(lightning: ModuleType) -> None:
+    model = make_model(lightning)
+    model.layer.inner = make_model(lightning)
+    compat.set_lightning_device(model, torch.device("meta"))
+    assert model.device == model.layer.inner.device == torch.device("meta")
+    assert model.layer.weight.device.type == "cpu"
+
+
+def test_loaders_are_those_given_to_the_trainer_or_made_by_the_module(lightning: ModuleType) -> None:
+    given = data()
+    model = make_model(lightning)
+    type(model).val_dataloader = lambda self: [1, 2]
+    type(model).validation_step = lambda self, batch, batch_idx: None
+    found: dict[str, Any] = {}
+
+    class Look(lightning.Callback):
+        def setup(self, trainer: Any, module: Any, stage: str) -> None:
+            found["train"] = compat.request_loaders(lightning.__name__, trainer.fit_loop)
+            found["test"] = compat.request_loaders(lightning.__name__, trainer.test_loop)
+            found["validate"] = compat.request_loaders(lightning.__name__, trainer.fit_loop.epoch_loop.val_loop)
+            found["owners"] = compat.data_owners(trainer)
+
+    make_trainer(lightning, callbacks=[Look()], limit_val_batches=0).fit(model, given)
+    assert found["train"] is given
+    assert found["test"] is None
+    assert found["validate"] == [1, 2]
+    assert {id(owner) for owner in found["owners"]} == {id(given), id(model)}
+
+
+def test_asking_for_the_number_of_steps_leaves_no_loader_attached(lightning: ModuleType) -> None:
+    def look(trainer: Any, module: Any) -> None:
+        before = dict(vars(trainer.fit_loop))
+        with compat.loader_attachment_kept(trainer):
+            assert trainer.estimated_stepping_batches == 2
+            assert trainer.train_dataloader is not None
+        assert trainer.train_dataloader is None
+        assert vars(trainer.fit_loop) == before
+
+    during_fit(lightning, look)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_a_fresh_iterator_leaves_persistent_workers_alone() -> None:
+    source = DataLoader(list(range(4)), num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+    running = iter(source)
+    assert next(running) == 0
+    assert next(compat.fresh_iterator(source)) == 0
+    assert next(running) == 1
+    assert next(compat.fresh_iterator([7])) == 7
+
+
+def test_epochs_without_backward_are_known(lightning: ModuleType) -> None:
+    trainer = make_trainer(lightning)
+    assert not compat.skips_backward(trainer)
+    trainer.fit_loop._skip_backward = True
+    assert compat.skips_backward(trainer)
+    assert trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward
+
+
+def test_what_a_trainer_has_chosen_can_be_seen_and_changed(lightning: ModuleType) -> None:
+    seen: list[tuple[Any, ...]] = []
+    plugin = lightning.plugins.MixedPrecision("bf16-mixed", device="cpu")
+
+    def check(choice: compat.TrainerChoice) -> None:
+        seen.append((choice.package, choice.devices, choice.precision, choice.precision_plugin))
+        assert isinstance(choice.accelerator, lightning.accelerators.CPUAccelerator)
+        choice.use_precision(plugin)
+        choice.use_root_device(torch.device("meta"))
+
+    connector = importlib.import_module(f"{lightning.__name__}.trainer.connectors.accelerator_connector")
+    before = connector._AcceleratorConnector._init_strategy
+    connector._AcceleratorConnector._init_strategy = getattr(before, "__wrapped__", before)
+    try:
+        compat.call_before_strategy_is_chosen(lightning.__name__, check)
+        compat.call_before_strategy_is_chosen(lightning.__name__, check)  # once is enough
+        trainer = make_trainer(lightning)
+    finally:
+        connector._AcceleratorConnector._init_strategy = before
+    assert seen == [(lightning.__name__, [torch.device("cpu")], "32-true", None)]
+    assert trainer.precision_plugin is plugin
+    assert trainer.strategy.root_device == torch.device("meta")
+
+
+def test_optimizers_and_schedulers_are_read_from_the_module(lightning: ModuleType) -> None:
+    def look(trainer: Any, module: Any) -> None:
+        (optimizer,), (scheduler,) = compat.configured_optimizers(lightning.__name__, module)
+        assert isinstance(optimizer, torch.optim.SGD)
+        assert scheduler.scheduler.optimizer is optimizer
+
+    during_fit(lightning, look)
+
+
+def test_a_wrapped_optimizer_steps_through_its_strategy(lightning: ModuleType) -> None:
+    calls: list[Any] = []
+
+    class Strategy:
+        def optimizer_step(self, optimizer: Any, closure: Any, **kwargs: Any) -> None:
+            calls.append(optimizer)
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    strategy = Strategy()  # is held weakly
+    compat.lightning_optimizer(lightning.__name__, optimizer, strategy).step()
+    assert calls == [optimizer]
+
+
+def test_closures_keep_the_loss_until_it_is_consumed(lightning: ModuleType) -> None:
+    closure_class, result_class = compat.closure_classes(lightning.__name__)
+    loss = torch.ones((), requires_grad=True)
+    order: list[str] = []
+    closure = closure_class(
+        step_fn=lambda: order.append("step") or result_class.from_training_step_output(loss, 4),
+        backward_fn=lambda value: order.append(f"backward {value.item()}"),
+        zero_grad_fn=lambda: order.append("zero"),
+    )
+    assert closure() == 0.25
+    assert order == ["step", "zero", "backward 0.25"]
+    assert closure.consume_result().asdict()["loss"] == 0.25
+
+
+def test_batches_go_through_the_users_hooks(lightning: ModuleType) -> None:
+    def look(trainer: Any, module: Any) -> None:
+        moved = compat.transferred_batch(module, torch.ones(2), torch.device("meta"), 0)
+        assert moved.is_meta
+        assert compat.transferred_batch(module, torch.ones(2), torch.device("cpu"), 0).tolist() == [4.0, 4.0]
+
+    during_fit(lightning, look)
+
+
+def test_precision_of_a_trial_is_its_own(lightning: ModuleType) -> None:
+    plugin = lightning.plugins.MixedPrecision("bf16-mixed", device="cuda")
+    twin = compat.trial_precision(plugin, torch.device("cpu"))
+    assert (twin.device, plugin.device) == ("cpu", "cuda")
+    scaled = lightning.plugins.MixedPrecision("16-mixed", device="cpu", scaler=torch.amp.GradScaler("cpu"))
+    twin = compat.trial_precision(scaled, torch.device("cpu"))
+    assert twin.scaler is not scaled.scaler
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    twin.scaler.scale(parameter.sum() * float("inf")).backward()
+    twin.scaler.step(optimizer)
+    assert not torch.isfinite(parameter)  # a trial's step is never skipped
+
+
+def test_a_newer_torch_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_torch_is_checked", False)
+    monkeypatch.setattr(torch, "__version__", "97.1.0+cpu")
+    with pytest.warns(UserWarning, match=r"torch 97.1.0\+cpu is newer than \d+\.\d+, the newest release"):
+        compat.warn_if_torch_is_untested()
+    compat.warn_if_torch_is_untested()
+
+
+def test_a_tested_torch_is_not_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_torch_is_checked", False)
+    compat.warn_if_torch_is_untested()
