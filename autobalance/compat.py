@@ -385,20 +385,40 @@ PRIVATE_BACKEND_KEYS = ("PrivateUse1", "AutocastPrivateUse1")
 
 
 def single_threaded_backward() -> None:
-    """Let every backward of this process run in the thread that asks for it, unless CUDA is in use.
+    """Let every backward of this process run in the thread that asks for it, save those of CUDA.
 
     A Python backend counts as one device in torch, so the engine has no thread for its further devices.
     """
     autograd: Any = torch.autograd
     engine = autograd._engine_run_backward
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.cuda.is_initialized():
-            return engine(*args, **kwargs)
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        on_backend = (isinstance(output, torch.Tensor) and output.is_privateuseone for output in outputs)
+        if torch.cuda.is_initialized() and not any(on_backend):
+            return engine(outputs, *args, **kwargs)
         with torch.autograd.set_multithreading_enabled(False):
+            return engine(outputs, *args, **kwargs)
+
+    autograd._engine_run_backward = run
+
+
+def call_around_backward(context: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Have every backward, for the rest of the process, run inside `context()`.
+
+    Args:
+        context: a function of a module, asked at each backward; given again, it is not entered twice.
+    """
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+    if hasattr(autograd, "_context_of_autobalance"):
+        return
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
             return engine(*args, **kwargs)
 
     autograd._engine_run_backward = run
+    autograd._context_of_autobalance = context
 
 
 def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace: Callable[..., None]) -> None:

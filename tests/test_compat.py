@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import nn
+from torch import nn, overrides
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer
+from torch.utils import checkpoint
 
 from autobalance import compat
 from autobalance.simulated import SimulatedTensor, simulate
@@ -106,6 +108,118 @@ def test_backward_runs_in_the_thread_that_asks_for_it(device: str) -> None:
     assert threads == [threading.get_ident()]
 
 
+def test_backward_of_other_devices_keeps_its_threads_where_cuda_is_in_use(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads_are_allowed(where: str) -> bool:
+        seen: list[bool] = []
+        x = torch.ones(2, device=where, requires_grad=True)
+        x.register_hook(lambda gradient: seen.append(torch._C._is_multithreading_enabled()))
+        (x * 2).sum().backward()
+        return seen[0]
+
+    assert (threads_are_allowed("cpu"), threads_are_allowed(device)) == (False, False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert (threads_are_allowed("cpu"), threads_are_allowed(device)) == (True, False)
+
+
 def test_foreach_forms_are_chosen_by_default(device: str) -> None:
     parameter = nn.Parameter(torch.ones(2, device=device))
     assert optimizer._default_to_fused_or_foreach([parameter], differentiable=False) == (False, True)
+
+
+class Counting(overrides.TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_function_mode_can_be_taken_from_under_another_and_put_back() -> None:
+    below, above = Counting(), Counting()
+    with below, above:
+        assert compat.function_modes() == [below, above]
+        assert compat.remove_function_mode(below) == 1
+        assert compat.function_modes() == [above]
+        assert compat.remove_function_mode(below) is None
+        torch.ones(1) + 1
+        assert (below.calls, above.calls) == (0, 2)
+        compat.insert_function_mode(below, above=1)
+        assert compat.function_modes() == [below, above]
+    assert compat.function_modes() == []
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_functions_can_be_wrapped(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_checkpoint_without_reentrant_generator", "CheckpointFunction"):
+        monkeypatch.setattr(checkpoint, name, getattr(checkpoint, name))
+    monkeypatch.delattr(checkpoint, "_wrapped_by_autobalance", raising=False)
+    calls: list[str] = []
+
+    def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def wrapped(*args: torch.Tensor) -> torch.Tensor:
+            calls.append("wrapped")
+            return function(*args)
+
+        return wrapped
+
+    compat.call_at_checkpoint(wrap)
+    compat.call_at_checkpoint(wrap)
+    x = torch.ones(2, requires_grad=True)
+    loss = checkpoint.checkpoint(lambda x: (x * x).sum(), x, use_reentrant=reentrant)
+    before = len(calls)
+    loss.backward()
+    assert len(calls) == before + 1, "the function that runs again is the wrapped one"
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0]
+    checkpoint.__dict__.pop("_wrapped_by_autobalance")
+
+
+def test_every_backward_can_be_put_in_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
+    monkeypatch.delattr(torch.autograd, "_context_of_autobalance", raising=False)
+    seen: list[str] = []
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        seen.append("enter")
+        yield
+        seen.append("leave")
+
+    compat.call_around_backward(context)
+    compat.call_around_backward(context)
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda gradient: seen.append("hook"))
+    x.sum().backward()
+    torch.autograd.grad(x.sum(), x)
+    assert seen == ["enter", "hook", "leave"] * 2
+    del torch.autograd.__dict__["_context_of_autobalance"]
+
+
+def test_a_module_with_its_own_way_of_being_moved_is_told() -> None:
+    assert compat.moves_more_than_tensors(nn.LSTM(1, 1))
+    assert not compat.moves_more_than_tensors(nn.Linear(1, 1))
+
+
+def test_tensors_count_their_changes() -> None:
+    x = torch.ones(2)
+    before = compat.version(x)
+    x[:1].add_(1)
+    assert compat.version(x) == before + 1
+
+
+def test_a_mode_is_told_of_gradients_that_are_set() -> None:
+    told: list[object] = []
+
+    class Telling(overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+        ) -> object:
+            told.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, value = torch.ones(2, requires_grad=True), torch.ones(2)
+    with Telling():
+        x.grad = value
+    assert told == [compat.gradient_setter()]

@@ -7,6 +7,7 @@ else an operation changes in place is copied back.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autobalance.compat import (
+    call_around_backward,
     call_at_checkpoint,
     function_modes,
     gradient_setter,
@@ -25,24 +27,15 @@ from autobalance.compat import (
 from autobalance.placement.locate import Locator, Place
 from autobalance.placement.move import Mover
 
-# They take operands on several devices as they are: some are told where to go or copy across, some go along the graph,
-# others only look at shape and type.
-_FREE = frozenset(
-    {
-        *("to", "copy_", "cpu", "cuda", "type", "set_", "__deepcopy__", "__get__", "__set__", "__delete__"),
-        *("backward", "grad", "requires_grad_"),
-        *(
-            "type_as",
-            "view_as",
-            "expand_as",
-            "reshape_as",
-            "broadcast_tensors",
-            "result_type",
-            "is_same_size",
-            "is_set_to",
-        ),
-    }
-)
+_BACKWARD = frozenset({"backward", "grad"})
+# Operations that take operands on several devices as they are: told where to go, or copying across,
+_FREE = frozenset({"to", "copy_", "cpu", "cuda", "type", "type_as", "set_", "__deepcopy__"})
+# setting or reading what belongs to one tensor,
+_FREE |= {"__get__", "__set__", "__delete__", "requires_grad_"}
+# or looking only at shape and type.
+_FREE |= {"view_as", "expand_as", "reshape_as", "broadcast_tensors", "result_type", "is_same_size", "is_set_to"}
+# They change their second and third operand without counting it as a change.
+_CHANGES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _BY_ELEMENT = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
@@ -68,6 +61,8 @@ class GlueMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name in _BACKWARD:
+            return _run_backward(self, func, args, kwargs)
         if name in _FREE and func != _SET_GRADIENT:
             return func(*args, **kwargs)
         placed = self._placed((*args, *kwargs.values()))
@@ -94,6 +89,8 @@ class GlueMode(TorchFunctionMode):
         changed = [kwargs.get("out")]
         if args and (func == _SET_GRADIENT or _in_place(name)):
             changed.append(args[0])
+        if name in _CHANGES_STATISTICS:
+            changed += [*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")]
         for _, place in self._placed(changed):
             return place
         home = [place for tensor, place in placed if isinstance(tensor, nn.Parameter)]
@@ -122,6 +119,34 @@ class GlueMode(TorchFunctionMode):
 
 
 _SET_GRADIENT = gradient_setter()
+
+
+class _Asked(threading.local):
+    """The glue under which this thread has asked for a backward."""
+
+    mode: GlueMode | None = None
+
+
+_asked = _Asked()
+
+
+def _run_backward(mode: GlueMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ask for a backward: torch takes a mode off while it handles a function, but what the user's hooks do is glue."""
+    _asked.mode = mode
+    try:
+        return func(*args, **kwargs)
+    finally:
+        _asked.mode = None
+
+
+@contextmanager
+def _glue_in_backward() -> Iterator[None]:
+    mode, _asked.mode = _asked.mode, None
+    if mode is None:
+        yield
+        return
+    with _active(mode):
+        yield
 
 
 def _with_changes_in_place(mover: Mover, result: Any) -> Any:
@@ -173,6 +198,7 @@ def _active(mode: GlueMode) -> Iterator[None]:
         yield
         return
     call_at_checkpoint(_remembering_glue)
+    call_around_backward(_glue_in_backward)
     insert_function_mode(mode, above=0)
     try:
         yield

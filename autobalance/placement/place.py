@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -37,22 +37,30 @@ def place(
             module.to(device)
     inside = {id(part) for modules in blocks.modules for module in modules for part in module.modules()}
     holders = {id(part) for part in root.modules() if any(id(child) in inside for child in part.modules())}
-    placed: dict[int, Tensor] = {
-        id(tensor): tensor for modules in blocks.modules for module in modules for tensor in module.parameters()
-    }
+    placed = _Placed(tensor for modules in blocks.modules for module in modules for tensor in module.parameters())
     for prefix, module in root.named_modules():
         if id(module) in inside:
             continue
-        own = dict(_own_tensors(module))
-        target = {name: _device_of(f"{prefix}.{name}" if prefix else name, loose, root_device) for name in own}
+        names = [name for name, _ in _own_tensors(module)]
+        target = {name: _device_of(f"{prefix}.{name}" if prefix else name, loose, root_device) for name in names}
         if id(module) not in holders and moves_more_than_tensors(module):
             module.to(next(iter(target.values()), root_device))
-        for name, tensor in own.items():
-            if id(tensor) in placed:  # a block's parameter, or tied to what was placed under its first name
-                setattr(module, name, placed[id(tensor)])
-            else:
-                placed[id(tensor)] = _moved(tensor, target[name])
-                setattr(module, name, placed[id(tensor)])
+        for name, tensor in list(_own_tensors(module)):
+            setattr(module, name, placed.at(tensor, target[name]))
+
+
+class _Placed:
+    """Tensors that have been placed: one with several names is placed once, with its block or its first name."""
+
+    def __init__(self, placed: Iterable[Tensor]) -> None:
+        # The originals are held, so that no other tensor can get the id of one of them.
+        self._known = {id(tensor): (tensor, tensor) for tensor in placed}
+
+    def at(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """What stands for `tensor` now: itself, moved to `device`, or where it was placed before."""
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = tensor, _moved(tensor, device)
+        return self._known[id(tensor)][1]
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -133,9 +133,8 @@ def test_an_interrupted_block_does_not_look_like_a_caller_later(split: Split) ->
 
     model = Model(interrupt, add)
     installed = split(model, [1, 2])
-    with installed.glue():
-        with pytest.raises(KeyboardInterrupt):
-            model.a(ones())
+    with installed.glue(), pytest.raises(KeyboardInterrupt):
+        model.a(ones())
     with installed.glue():
         assert str(model.b(ones()).device) == "simulated:2"
 
@@ -194,12 +193,12 @@ def test_an_argument_at_home_may_be_changed_in_place(split: Split) -> None:
 def test_what_a_block_appends_arrives_even_if_it_fails(split: Split) -> None:
     def append(block: Block, x: Tensor, kept: list[Any]) -> None:
         kept.append("seen")
-        raise ValueError
+        raise ValueError("from the block")
 
     model = Model(append)
     split(model, [1, 1])
     kept: list[Any] = [ones()]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="from the block"):
         model.a(ones(), kept)
     assert kept[1] == "seen"
 
