@@ -393,7 +393,8 @@ def single_threaded_backward() -> None:
     engine = autograd._engine_run_backward
 
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        on_backend = (isinstance(output, torch.Tensor) and output.is_privateuseone for output in outputs)
+        name = private_backend_name()
+        on_backend = (isinstance(output, torch.Tensor) and output.device.type == name for output in outputs)
         if torch.cuda.is_initialized() and not any(on_backend):
             return engine(outputs, *args, **kwargs)
         with torch.autograd.set_multithreading_enabled(False):

@@ -33,7 +33,7 @@ def run(call: Call, kernel: Callable[..., Any]) -> Any:
     real = None
     if call.func is _aten.masked_select.default and known is None:
         kernel = _selecting(*call.args) or kernel
-    if call.operation.shaped_by_data and known is not None:
+    if call.operation.needs_data and known is not None:
         real = kernel(*known[0], **known[1])
         result = call.wrapped(_fakes_like(real))
     else:

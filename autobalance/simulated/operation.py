@@ -62,7 +62,7 @@ class Operation:
         by_element: whether it works on lists, element by element (`_foreach_*`, fused optimizers).
         reads_host: whether some operands are on the host.
         random: whether its result depends on the random generator.
-        shaped_by_data: whether the result's shape depends on numbers.
+        needs_data: whether the result's shape, or the result as a Python number, depends on numbers.
         overwrites: whether the first argument is written without being read.
     """
 
@@ -71,13 +71,13 @@ class Operation:
         "indexed",
         "moves",
         "name",
+        "needs_data",
         "overwrites",
         "random",
         "reads_host",
         "reads_shapes_only",
         "reshapes",
         "returns",
-        "shaped_by_data",
         "writes",
     )
 
@@ -103,7 +103,7 @@ class Operation:
         self.reads_host = func in READS_HOST
         self.reads_shapes_only = func in READS_SHAPES_ONLY
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.shaped_by_data = torch.Tag.dynamic_output_shape in func.tags
+        self.needs_data = not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}.isdisjoint(func.tags)
         self.overwrites = func in OVERWRITES
 
     @staticmethod

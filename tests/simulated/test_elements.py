@@ -110,6 +110,8 @@ def test_decisions_on_what_is_known() -> None:
     assert bool(mask.any())
     assert not mask.all()
     assert int(lengths.max()) == 3
+    assert torch.equal(lengths, torch.tensor([2, 3], device=DEVICE))
+    assert torch.bincount(lengths).tolist() == [0, 0, 1, 1]
     assert unknown(2, 3)[mask].shape == (5,)
     assert unknown(2, 3, 7)[mask].shape == (5, 7)
     assert unknown(2, 3).masked_select(mask).shape == (5,)
