@@ -1,4 +1,4 @@
-"""Metrics in a trial: they keep their bytes but compute nothing, since a fake number must never reach the Trainer's results."""
+"""Metrics in a trial: they keep their bytes but compute nothing, so that no fake number reaches a result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_metric(module: nn.Module) -> bool:
     )
 
 
-def stand_in_for_metric(metric: nn.Module) -> nn.Module:
+def stand_in_for_metric(metric: Any) -> nn.Module:
     """A module that answers as the metric does, with placeholders.
 
     Args:
@@ -50,7 +50,7 @@ class PlaceholderMetric(nn.Module):
 
     def compute(self) -> Tensor:
         """A zero on the device of the metric."""
-        zero: Tensor = self.zero
+        zero: Tensor = self.get_buffer("zero")
         return zero.clone()
 
     def update(self, *args: Any, **kwargs: Any) -> None:

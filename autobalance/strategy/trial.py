@@ -1,4 +1,4 @@
-"""Lightning's part of a trial: the step runs on a copy of the module as the Trainer would run it, and the Trainer never notices."""
+"""Lightning's part of a trial: the step runs on a copy of the module as the Trainer would run it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -33,15 +32,11 @@ class LightningTrial:
     def __init__(self, trainer: Any) -> None:
         package = lightning_root(trainer)
         assert package is not None
+        self.precision = str(trainer.precision)
         self._package = package
         self._trainer = trainer
         self._stand_in: Any = None
         self._device = torch.device("cpu")
-
-    @property
-    def precision(self) -> str:
-        """As the Trainer names it."""
-        return str(self._trainer.precision)
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
         """The copy gets a Trainer of its own; its metrics only keep their bytes, unless elements are real."""
@@ -86,7 +81,7 @@ class LightningTrial:
                 self._stand_in.strategy.begin_manual_step(number)
                 self._training_step(twin, self._transferred(twin, batch), glue)
 
-    def _train(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
+    def _train(self, twin: Any, batch: Batch, glue: Glue, mark: Mark) -> None:
         strategy = self._stand_in.strategy
         if not strategy.optimizers:
             return
@@ -108,7 +103,7 @@ class LightningTrial:
                 del moved, closure, result
 
     def _closure(
-        self, twin: nn.Module, moved: Any, glue: Glue, mark: Mark, number: int, micro_step: int, accumulate: int
+        self, twin: Any, moved: Any, glue: Glue, mark: Mark, number: int, micro_step: int, accumulate: int
     ) -> Any:
         closure_class, result_class = compat.closure_classes(self._package)
         strategy = self._stand_in.strategy
@@ -128,11 +123,11 @@ class LightningTrial:
 
         return closure_class(step_fn=step, backward_fn=backward, zero_grad_fn=None if micro_step else zero_grad)
 
-    def _training_step(self, twin: nn.Module, moved: Any, glue: Glue) -> Any:
+    def _training_step(self, twin: Any, moved: Any, glue: Glue) -> Any:
         with self._stand_in.precision_plugin.train_step_context(), glue():
             return twin.training_step(*_arguments(twin.training_step, moved, 0))
 
-    def _evaluate(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
+    def _evaluate(self, twin: Any, batch: Batch, glue: Glue, mark: Mark) -> None:
         name = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}[batch.kind]
         step = getattr(twin, name)
         modes = {module: module.training for module in twin.modules()}
