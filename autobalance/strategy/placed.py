@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from autobalance.blocks import find_blocks
 from autobalance.partitioning.plan import Plan
+from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
 from autobalance.placement.locate import DeviceLocator
 from autobalance.placement.materialize import materialize
@@ -36,6 +39,7 @@ class Placed:
     training: bool
     elements: int | None
     _installed: Installed | None = None
+    _undo: Remove | None = None
     _buffers: list[tuple[nn.Module, str, torch.device]] = field(default_factory=list)
     _has_warned: bool = False
 
@@ -65,6 +69,8 @@ class Placed:
         methods = getattr(module, "forward_methods", None)
         declared = methods() if callable(methods) else None
         self._installed = install(module, blocks, places, DeviceLocator(devices), declared)
+        if module not in (part for modules in blocks.modules for part in modules):
+            self._undo = replace_method(module, "forward", partial(_with_glue, self._installed))
         self._buffers = [
             (part, name, buffer.device)
             for part in module.modules()
@@ -78,9 +84,11 @@ class Placed:
 
     def remove(self) -> None:
         """Take the hooks off; may be called again."""
+        if self._undo is not None:
+            self._undo()
         if self._installed is not None:
             self._installed.remove()
-        self._installed, self._buffers = None, []
+        self._installed, self._undo, self._buffers = None, None, []
 
     def send_buffers_home(self) -> None:
         """Move buffers that were made anew elsewhere back to their module's device."""
@@ -100,3 +108,11 @@ class Placed:
             f"SelfBalanceStrategy(worst_batch=batch), or worst_batch='scan:200' to look for it.",
             stacklevel=2,
         )
+
+
+def _with_glue(
+    installed: Installed, module: nn.Module, name: str, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any
+) -> Any:
+    """The user's own `forward`, which hooks call outside of steps, too: to draw samples, or to summarise the model."""
+    with installed.glue():
+        return run_method(module, name, inner, args, kwargs)

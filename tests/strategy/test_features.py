@@ -288,6 +288,26 @@ def test_a_run_without_training_is_planned_for_inference(lightning: ModuleType, 
     assert sum(made.strategy.plan.peaks) > sum(inference.peaks)
 
 
+@pytest.mark.parametrize("case", ["skip in glue", "gpt"])
+def test_the_model_can_be_called_outside_of_steps(
+    lightning: ModuleType, trainer: Callable[..., Any], case: str
+) -> None:
+    model = CASES[case].make(lightning.LightningModule)
+    ((inputs, _),) = CASES[case].batches(1)
+    model.example_input_array = inputs
+    called: list[Tensor] = []
+
+    class Sample(lightning.Callback):
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            with torch.no_grad():
+                called.append(module(inputs.to(module.device)).cpu())
+
+    summary = lightning.callbacks.ModelSummary(max_depth=1)
+    trainer(enable_model_summary=True, callbacks=[Sample(), summary]).fit(model, loader(CASES[case].batches(2)))
+    torch.testing.assert_close(called[0], model(inputs), rtol=1e-5, atol=1e-6)
+    assert "forward" not in vars(model)
+
+
 def test_images_through_a_batch_norm_convnet(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     assert CASES["batch norm convnet"].body is ConvNet
     model = CASES["batch norm convnet"].make(lightning.LightningModule)
