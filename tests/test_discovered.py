@@ -59,6 +59,28 @@ class Translator(nn.Module):
         return self.head(self.transformer(x, x))
 
 
+class Shared(nn.Module):
+    """Calls a part of its layers itself, too."""
+
+    class Layer(nn.Module):
+        def __init__(self, scale: nn.Module) -> None:
+            super().__init__()
+            self.scale, self.mix = scale, nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.mix(self.scale(x)).tanh()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.scale = nn.Embedding(20, 8), nn.Linear(8, 8)
+        self.first, self.middle, self.last = self.Layer(self.scale), nn.Linear(8, 8), self.Layer(nn.Linear(8, 8))
+        self.head = nn.Linear(8, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.last(self.middle(self.first(self.embed(tokens))))
+        return self.head(self.scale(x))
+
+
 def features() -> nn.Sequential:
     convolutions = [part for width in (3, 8, 8) for part in (nn.Conv2d(width, 8, 3), nn.ReLU(inplace=True))]
     return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
@@ -71,8 +93,9 @@ def features() -> nn.Sequential:
         (features, torch.randn(2, 3, 12, 12).double()),
         (TiedByFunction, torch.arange(20).view(2, 10)),
         (Translator, torch.arange(20).view(2, 10)),
+        (Shared, torch.arange(20).view(2, 10)),
     ],
-    ids=["u-net", "sequential", "tied by function", "encoder and decoder"],
+    ids=["u-net", "sequential", "tied by function", "encoder and decoder", "shared part"],
 )
 def test_found_blocks_compute_what_one_device_computes(make: Callable[[], nn.Module], batch: Tensor) -> None:
     unsplit = make().double()  # so that another order of the same sums is not noticed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ def discovered_groups(root: nn.Module) -> list[tuple[nn.Module, ...]]:
             f"found no block in {kind}: it has no module of its own that holds parameters and is called. Write a "
             f"method `self_balance(self)` of {kind} that returns the parts to place, or train on one device."
         )
-    return search.groups
+    return [tuple(group) for group in search.groups]
 
 
 class _Role(NamedTuple):
@@ -73,31 +73,44 @@ class _Search:
     """Walks the modules of `root` and collects blocks in `groups`."""
 
     def __init__(self, root: nn.Module) -> None:
-        self.groups: list[tuple[nn.Module, ...]] = []
+        self.groups: list[list[nn.Module]] = []
         self._root = root
         self._seen: set[int] = set()
+        self._group_around: dict[int, list[nn.Module]] = {}
         self._read: set[int] = set()
         self._registrations = Counter(id(module) for _, module in root.named_modules(remove_duplicate=False))
 
     def enter(self, module: nn.Module, role: _Role) -> bool:
         """Visit `module`, once; return whether the last block found is its end."""
-        if id(module) in self._seen or not _holds_tensors(module) or _is_loss_or_metric(module):
+        if not _holds_tensors(module) or _is_loss_or_metric(module):
+            return False
+        if id(module) in self._seen:
+            around = self._group_around.get(id(module))
+            if around is not None and module not in around:
+                around.append(module)  # part of a block, and called from outside it too
             return False
         self._seen.add(id(module))
         if module is not self._root and (own := declared_groups(module)) is not None:
             for group in own:
-                parts = {id(part) for member in group for part in member.modules()}
-                if not parts & self._seen:
-                    self.groups.append(group)
-                    self._seen |= parts
+                self._found(group)
             return False
         if self._opens(module, role):
             return self._open(module)
         if isinstance(module, _UNCALLABLE) or any(id(part) in self._read for part in module.modules()):
             return False
-        self._seen.update(id(part) for part in module.modules())
-        self.groups.append((module,))
+        self._found((module,))
         return True
+
+    def _found(self, block: Sequence[nn.Module]) -> None:
+        """Add a block; blocks found before that lie inside it become one with it, being on its device anyway."""
+        parts = {id(part) for member in block for part in member.modules()}
+        inside = [group for group in self.groups if any(id(member) in parts for member in group)]
+        merged = [member for group in inside for member in group]
+        merged += [member for member in block if member not in merged]
+        self.groups = [group for group in self.groups if group not in inside]
+        self.groups.append(merged)
+        self._seen |= parts
+        self._group_around |= {id(part): merged for member in merged for part in member.modules()}
 
     def _opens(self, module: nn.Module, role: _Role) -> bool:
         if not any(_holds_tensors(child) for child in module.children()) or not _may_be_opened(module):
@@ -123,7 +136,7 @@ class _Search:
         for child in children:
             if joins_neighbours and not _holds_tensors(child) and self._registrations[id(child)] == 1:
                 if follows_block:
-                    self.groups[-1] += (child,)
+                    self.groups[-1].append(child)
                 else:
                     waiting.append(child)
                 continue
@@ -135,7 +148,7 @@ class _Search:
             )
             follows_block = self.enter(child, role)
             if follows_block and len(self.groups) == found + 1:
-                self.groups[-1] = (*waiting, *self.groups[-1])
+                self.groups[-1][:0] = waiting
             waiting = []
         return joins_neighbours and follows_block
 

@@ -394,6 +394,21 @@ def test_a_part_that_an_inner_model_declares_is_not_placed_twice() -> None:
     assert names(Model(shared=shared, inner=Inner(shared))) == ["shared", "inner.own"]
 
 
+def test_a_part_of_a_block_that_is_called_from_outside_too_is_one_block_with_it() -> None:
+    class Whole(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part, self.more = part, nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.more(self.part(x))
+
+    part = nn.Linear(4, 4)
+    assert names(Model(part=part, between=nn.Linear(4, 4), whole=Whole(part))) == ["between", "part+whole"]
+    part = nn.Linear(4, 4)
+    assert names(Model(whole=Whole(part), between=nn.Linear(4, 4), again=part)) == ["whole+whole.part", "between"]
+
+
 def test_blocks_do_not_overlap_in_a_model_that_has_everything() -> None:
     model = Model(
         net=Decoder(),
