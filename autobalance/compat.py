@@ -255,13 +255,20 @@ def private_backend_name() -> str:
     return str(torch._C._get_privateuse1_backend_name())
 
 
-def register_python_backend(name: str, module: Any) -> None:
+def register_python_backend(name: str, module: Any, before_guard: Callable[[], None]) -> None:
     """Give torch's free device type to a backend that is written in Python, for the rest of the process.
 
     Args:
         name: of the device type.
         module: becomes `torch.<name>`; its `is_available` answers for the accelerator.
+        before_guard: called whenever torch asks for the type of the device, which it does with errors pending.
     """
+    private = torch._C._autograd.DeviceType.PrivateUse1
+
+    class Guard(torch._C._acc.DeviceGuard):
+        def type_(self) -> Any:
+            before_guard()
+            return private
 
     class Hooks(torch._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
@@ -273,7 +280,9 @@ def register_python_backend(name: str, module: Any) -> None:
         def is_built(self) -> bool:
             return True
 
-    backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module, hook=Hooks())
+    backend_registration._setup_privateuseone_for_python_backend(
+        name, backend_module=module, hook=Hooks(), device_guard=Guard()
+    )
 
 
 def without_torch_function() -> Any:
@@ -384,13 +393,16 @@ PRIVATE_BACKEND_KEYS = ("PrivateUse1", "AutocastPrivateUse1")
 """Dispatch keys, as `torch.library` names them, of torch's one free device type and of its autocast."""
 
 
-def single_threaded_backward() -> None:
+def single_threaded_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Let every backward of this process run in the thread that asks for it, save those of CUDA.
 
     A Python backend counts as one device in torch, so the engine has no thread for its further devices.
+
+    Args:
+        around: makes of the engine the function that is called instead.
     """
     autograd: Any = torch.autograd
-    engine = autograd._engine_run_backward
+    engine = around(autograd._engine_run_backward)
 
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         name = private_backend_name()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autobalance import compat
-from autobalance.simulated import ledger
+from autobalance.simulated import ledger, pending
 
 NAME = "simulated"
 MAX_DEVICES = 127
@@ -52,7 +52,7 @@ def register() -> None:
             f"torch has room for one extra device type per process, and the backend {taken!r} has taken it; "
             "simulate devices in a process that does not import that backend"
         )
-    compat.register_python_backend(NAME, _module())
+    compat.register_python_backend(NAME, _module(), pending.set_aside)
     _devices[None] = torch.device("cpu")
     _devices.update({index: torch.device(NAME, index) for index in range(MAX_DEVICES)})
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from autobalance import compat
-from autobalance.simulated import autocast, backend, kernels, loading, pinning, recurrent, refusals, results, tensor
+from autobalance.simulated import (
+    autocast,
+    backend,
+    kernels,
+    loading,
+    pending,
+    pinning,
+    recurrent,
+    refusals,
+    results,
+    tensor,
+)
 
 
 def install() -> None:
@@ -18,6 +29,6 @@ def install() -> None:
     autocast.register()
     pinning.register()
     loading.register()
-    compat.single_threaded_backward()
+    compat.single_threaded_backward(pending.raising)
     compat.support_foreach(tensor.SimulatedTensor)  # the default of optimizers, as on CUDA
     compat.set_data_hook(tensor.involves_simulated, tensor.assign_data)
