@@ -1,0 +1,91 @@
+"""Peaks forecast on fakes equal those counted in a real run on simulated devices, to the byte, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from autobalance.partitioning.replay import replay
+from autobalance.simulated import simulate
+from tests.models import CASES
+from tests.profiling.running import DEVICES, MakeOptimizer, contiguous, counted, forecast, profiler_of, scattered, train
+
+KIB = 1024
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "AdamW foreach": partial(torch.optim.AdamW, lr=1e-3, foreach=True),
+    "SGD for-loop": partial(torch.optim.SGD, lr=0.05, momentum=0.9, foreach=False),
+}
+
+
+class Checkpointed(nn.Module):
+    """Recomputes a block in backward."""
+
+    def __init__(self, block: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.block = block
+        self.reentrant = reentrant
+
+    def forward(self, *args: Any) -> Any:
+        return checkpoint(self.block, *args, use_reentrant=self.reentrant)
+
+
+def recompute_layers(reentrant: bool, model: Any) -> Any:
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = Checkpointed(layer, reentrant)
+    return model
+
+
+def unchanged(model: Any) -> Any:
+    return model
+
+
+ADAPTED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    **{f"{name}, {precision}": (name, precision, unchanged) for name in CASES for precision in ("32-true", "bf16-mixed")},
+    "gpt, checkpoint": ("gpt", "32-true", partial(recompute_layers, False)),
+    "gpt, reentrant checkpoint": ("gpt", "32-true", partial(recompute_layers, True)),
+    "gpt, checkpoint under autocast": ("gpt", "bf16-mixed", partial(recompute_layers, False)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ADAPTED)
+def test_forecast_equals_count_for_any_placement(name: str, optimizer: str) -> None:
+    case_name, precision, adapt = ADAPTED[name]
+    case, make = CASES[case_name], OPTIMIZERS[optimizer]
+    profiler = profiler_of(case, make, precision, adapt)
+    profile = profiler.profile()
+    assert profiler.notes == [], "the trial is expected to run on fakes"
+    for where in (contiguous(profile), contiguous(profile, parts=2), scattered(profile, 1), scattered(profile, 2)):
+        assert forecast(profiler, where) == counted(case, make, where, precision, adapt), where.assignment
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replay_is_within_two_copies_of_the_forecast(name: str) -> None:
+    """A replay does not know that two blocks on one device would share a copy that a third device's block changed."""
+    profiler = profiler_of(CASES[name], OPTIMIZERS["AdamW foreach"])
+    profile = profiler.profile()
+    for where in (contiguous(profile), *(scattered(profile, seed) for seed in range(3))):
+        replayed = replay(profile.timeline, where.assignment, where.root, DEVICES)
+        for one, other in zip(replayed, forecast(profiler, where), strict=True):
+            assert abs(one - other) <= 2 * 512
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_run_fits_in_exactly_what_was_forecast_and_in_no_kibibyte_less(name: str) -> None:
+    case, make = CASES[name], OPTIMIZERS["AdamW foreach"]
+    profiler = profiler_of(case, make)
+    where = contiguous(profiler.profile())
+    capacities = [max(KIB, peak) for peak in forecast(profiler, where)]
+    devices = [torch.device("simulated", index) for index in range(DEVICES)]
+    with simulate(capacities):
+        train(case.make(nn.Module), case.batches(3), make, where, devices)
+    for device in set(where.assignment):
+        smaller = [capacity - KIB * (index == device) for index, capacity in enumerate(capacities)]
+        with simulate(smaller), pytest.raises(torch.OutOfMemoryError, match=f"simulated:{device} out of memory"):
+            train(case.make(nn.Module), case.batches(3), make, where, devices)
