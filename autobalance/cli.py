@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         options.run(options)
-    except (ValueError, TypeError, OSError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"autobalance {options.command}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -81,7 +81,12 @@ def _add_profile_and_devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-memory", type=_limit, action="append", default=[], metavar="DEVICE=SIZE", help="may be repeated: 0=10GiB"
     )
-    parser.add_argument("--reserve", default="auto", help="size to leave free on each device (default: %(default)s)")
+    parser.add_argument(
+        "--reserve",
+        type=_reserve,
+        default="auto",
+        help="size or share to leave free on each device (default: %(default)s)",
+    )
 
 
 def _limit(text: str) -> tuple[int, str]:
@@ -89,6 +94,13 @@ def _limit(text: str) -> tuple[int, str]:
     if not device.isdecimal() or not size:
         raise argparse.ArgumentTypeError(f"{text!r} is not DEVICE=SIZE, such as 0=10GiB")
     return int(device), size
+
+
+def _reserve(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # a size in words, which the planner reads
 
 
 def _pin(text: str) -> tuple[str, int]:

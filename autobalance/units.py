@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Real
+from typing import Any
 
 _UNITS = {
     "": 1,
@@ -17,7 +19,7 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?i?B)?\s*", re.IGNORECASE)
 
 
 def parse_size(size: str | float) -> int:
@@ -36,19 +38,29 @@ def parse_size(size: str | float) -> int:
         The size in bytes.
 
     Raises:
-        ValueError: the text is no size, or the number is negative or not finite.
+        ValueError: the text is no size, or the number is negative, not finite, or less than one byte but not 0.
         TypeError: neither text nor a number.
     """
-    if isinstance(size, bool) or not isinstance(size, (str, int, float)):
+    number = _read(size) if isinstance(size, str) else _checked(size)
+    if 0 < number < 1:
+        raise ValueError(f"{size!r} is less than one byte; a size is a number of bytes or text such as '10GiB'")
+    return int(number)
+
+
+def _read(text: str) -> float:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write a number and a unit, such as '10GiB', '512MiB' or '10GB'")
+    return float(match[1]) * _UNITS[(match[2] or "").upper()]
+
+
+def _checked(size: Any) -> Any:
+    # NumPy's numbers are `Real`, too.
+    if isinstance(size, bool) or not isinstance(size, Real):
         raise TypeError(f"a size is a number of bytes or text such as '10GiB', not {size!r}")
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size)
-        if match is None:
-            raise ValueError(f"{size!r} is not a size; write a number and a unit, such as '10GiB', '512MiB' or '10GB'")
-        return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
     if not math.isfinite(size) or size < 0:
         raise ValueError(f"a size in bytes is finite and not negative, not {size!r}")
-    return int(size)
+    return size
 
 
 def format_size(size: float) -> str:

@@ -60,6 +60,10 @@ def test_plan_takes_policy_limits_and_pins(profile: Path, tmp_path: Path, capsys
     assert autobalance.Plan.load(saved).assignment == (0, 0, 0, 1)
     run(capsys, "plan", profile, "2x30MiB", "--pin", "layers.1=0", "--pin", "head=1", "-o", saved)
     assert autobalance.Plan.load(saved).assignment[2:] == (0, 1)
+    run(capsys, "plan", profile, "2x40MiB", "--reserve", "0.25", "-o", saved)
+    assert autobalance.Plan.load(saved).budgets == (30 * 2**20,) * 2
+    run(capsys, "plan", profile, "2x40MiB", "--reserve", "1MiB", "-o", saved)
+    assert autobalance.Plan.load(saved).budgets == (39 * 2**20,) * 2
 
 
 def test_plan_that_does_not_fit_says_why_and_fails(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +138,7 @@ def test_profile_of_inference_holds_no_gradients(tmp_path: Path, capsys: pytest.
         ),
         (["profile", "factory.py:make", "--optimizer", "Adan"], "torch.optim has no 'Adan' that can be called"),
         (["plan", "missing.json", "2x1GiB"], "missing.json"),
+        (["profile", "no_such_module:make"], "autobalance profile: No module named 'no_such_module'"),
     ],
 )
 def test_bad_input_is_told_without_a_traceback(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from autobalance.units import format_size, parse_size
@@ -16,7 +17,11 @@ from autobalance.units import format_size, parse_size
         ("1.5 GiB", 1_610_612_736),
         ("512 kib", 524_288),
         ("7B", 7),
+        (".5GiB", 536_870_912),
+        ("1.GiB", 1_073_741_824),
         (10.9, 10),
+        (0.0, 0),
+        (np.int64(7), 7),
     ],
 )
 def test_sizes_are_read_as_accelerate_reads_them(size: str | float, expected: int) -> None:
@@ -33,6 +38,12 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 def test_numbers_that_cannot_be_bytes_are_refused(number: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
         parse_size(number)
+
+
+@pytest.mark.parametrize("size", [0.9, "0.05", "0.0001KiB"])
+def test_a_share_is_not_taken_for_a_size(size: str | float) -> None:
+    with pytest.raises(ValueError, match=f"{size!r} is less than one byte"):
+        parse_size(size)
 
 
 @pytest.mark.parametrize("thing", [None, True, [1]])

@@ -35,6 +35,8 @@ class Device:
     real: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.capacity, bool) or not isinstance(self.capacity, int):
+            raise TypeError(f"device {self.name!r} has the capacity {self.capacity!r}; it is a whole number of bytes")
         if self.capacity < 0:
             raise ValueError(f"device {self.name!r} has a capacity of {self.capacity} bytes; it must not be negative")
         for what in ("flops", "bandwidth", "link"):

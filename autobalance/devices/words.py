@@ -40,7 +40,7 @@ def parse_devices(devices: str | Sequence[int | float | str | Device] | None = N
         entries: list[int | float | str | Device] = []
         for part in devices.split(","):
             entries += _repeated(part, devices)
-    elif isinstance(devices, Sequence):
+    elif isinstance(devices, Sequence) and not isinstance(devices, (bytes, bytearray)):
         entries = list(devices)
     else:
         raise TypeError(f"devices is words such as '4x80GiB', a list of bytes or a list of Device, not {devices!r}")
@@ -67,7 +67,10 @@ def _device(entry: int | float | str | Device, position: int) -> Device:
         if gpu is not None:
             return Device(gpu.name, gpu.capacity, gpu.fp32, gpu.bandwidth, gpu.link)
         if entry.strip().isdecimal():
-            raise ValueError(f"{entry!r} does not say how large a device is; write for example '{entry.strip()}x80GiB'")
+            number = entry.strip()
+            raise ValueError(
+                f"{entry!r} has no unit; write '{number}x80GiB' for {number} devices, '{number}GiB' for a size of each"
+            )
         try:
             return Device(f"device {position}", parse_size(entry))
         except ValueError:

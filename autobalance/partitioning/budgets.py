@@ -34,8 +34,11 @@ def budgets_of(
         One budget for each device.
 
     Raises:
+        TypeError: no mapping, or no size.
         ValueError: a key that is no position, a size that is none, or a reserve that leaves nothing.
     """
+    if max_memory is not None and not isinstance(max_memory, Mapping):
+        raise TypeError(f"max_memory is a mapping such as {{0: '10GiB'}}, from positions to sizes, not {max_memory!r}")
     limits = dict(max_memory or {})
     for key in limits:
         if key in ("cpu", "disk"):

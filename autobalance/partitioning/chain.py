@@ -133,8 +133,11 @@ def resolve_pins(profile: Profile, pin: Mapping[str, int] | None, devices: int) 
         >>> resolve_pins(profile, {"head": 0}, devices=4)
 
     Raises:
+        TypeError: no mapping.
         ValueError: a name or a device that does not exist, or two pins of one block that differ.
     """
+    if pin is not None and not isinstance(pin, Mapping):
+        raise TypeError(f"pin is a mapping such as {{'head': 0}}, from names to positions of devices, not {pin!r}")
     owners: dict[str, int] = {}
     for name, owner in profile.loose:
         owners[name] = owner

@@ -8,7 +8,7 @@ import numpy as np
 
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
-from autobalance.partitioning.policies import balanced
+from autobalance.partitioning.policies import balanced, sequential
 from autobalance.partitioning.problem import Problem
 from autobalance.partitioning.replay import replay
 from autobalance.profiling.profile import Profile
@@ -16,6 +16,8 @@ from autobalance.units import format_size
 
 # The count of devices that would do is searched over subsets of items; a model with more has other worries.
 _MOST_ITEMS = 3
+# Pins may ask for more devices than the sizes do: so many counts are tried.
+_TRIES = 4
 
 
 def infeasible(profile: Profile, problem: Problem, devices: Sequence[Device]) -> InfeasiblePlanError:
@@ -29,7 +31,12 @@ def infeasible(profile: Profile, problem: Problem, devices: Sequence[Device]) ->
     peaks = replay(profile.timeline, best.assignment, best.root, len(devices))
     need = tuple(peak + (extra if peak else 0) for peak, extra in zip(peaks, problem.excess, strict=True))
     name, size = _largest(profile, problem)
-    lines = ["no plan fits the devices. The best plan that ignores their budgets is short of memory:"]
+    found = (
+        "no plan fits the devices."
+        if problem.is_exact
+        else "no plan was found that fits the devices; groups that must share a device are too many to try all places."
+    )
+    lines = [f"{found} The best plan that ignores their budgets is short of memory:"]
     for index, (device, wanted, given) in enumerate(zip(devices, need, problem.budgets, strict=True)):
         missing = f"{format_size(wanted - given)} missing" if wanted > given else "enough"
         lines.append(f"  {label(index, device)}: needs {format_size(wanted)}, may use {format_size(given)}, {missing}")
@@ -64,6 +71,7 @@ def _advice(profile: Profile, problem: Problem, need: Sequence[int], name: str, 
     saved = sum(block.saved for block in profile.blocks)
     trained = sum(block.gradients + block.optimizer for block in profile.blocks)
     budget, most = sum(problem.budgets), max(problem.budgets)
+    size += max(problem.excess)
     if static > budget:
         yield (
             f"no batch is small enough: what stays (weights, gradients, optimizer state, buffers) takes "
@@ -80,15 +88,15 @@ def _advice(profile: Profile, problem: Problem, need: Sequence[int], name: str, 
             f"more than {format_size(most)}, so that more devices alone do not help"
         )
     else:
-        count = devices_needed(problem, most)
         present = len(problem.budgets)
-        if count is not None and count > present:
-            yield f"more devices: {count} that may use {format_size(most)} each would do"
-        elif count is not None:
+        count = devices_needed(problem, most - max(problem.excess))
+        if count is not None and count <= present:
             yield (
                 f"other pins or larger budgets: {count} of these {present} devices would do if each could use "
                 f"{format_size(most)} and blocks could lie anywhere"
             )
+        elif count is not None and (enough := _first_enough(problem, count, most)) is not None:
+            yield f"more devices: {enough} that may use {format_size(most)} each would do"
     if saved:
         yield f"recompute (activation checkpointing inside the blocks): up to {format_size(saved)} need not be saved"
     if trained:
@@ -98,6 +106,15 @@ def _advice(profile: Profile, problem: Problem, need: Sequence[int], name: str, 
         )
     missing = sum(max(0, wanted - given) for wanted, given in zip(need, problem.budgets, strict=True))
     yield f"budgets that are {format_size(missing)} larger in total, where max_memory or reserve hold them down"
+
+
+def _first_enough(problem: Problem, least: int, budget: int) -> int | None:
+    """The first count of equal devices, from `least` on, on which the problem has a solution with its pins."""
+    for count in range(least, least + _TRIES):
+        excess = (*problem.excess, *[max(problem.excess)] * (count - len(problem.excess)))
+        if problem.with_budgets((budget,) * count, excess).solve(sequential) is not None:
+            return count
+    return None
 
 
 def devices_needed(problem: Problem, budget: int) -> int | None:

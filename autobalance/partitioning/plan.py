@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autobalance.devices.device import Device
-from autobalance.profiling.profile import BlockCost, tuples
+from autobalance.profiling.profile import BlockCost
 from autobalance.profiling.timeline import ROOT
-
-SCHEMA = 1
+from autobalance.saved import load, save
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,11 @@ class Plan:
             )
         if any(not 0 <= device < count for device in (*self.assignment, self.root)):
             raise ValueError(f"the plan puts something on a device outside 0 to {count - 1}")
+        for name, owner in self.loose:
+            if not ROOT <= owner < len(self.blocks):
+                raise ValueError(
+                    f"{name!r}, which is loose, has the owner {owner}, but there are {len(self.blocks)} blocks"
+                )
 
     @property
     def block_names(self) -> tuple[str, ...]:
@@ -127,7 +130,7 @@ class Plan:
         Example:
             >>> plan.save("plan.json")
         """
-        Path(path).write_text(json.dumps({"schema": SCHEMA, "kind": "plan", **asdict(self)}, indent=1))
+        save(path, "plan", self, indent=1)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -137,16 +140,10 @@ class Plan:
             >>> plan = Plan.load("plan.json")
 
         Raises:
-            ValueError: the file is no plan, or one of another version.
+            OSError: the file cannot be read.
+            ValueError: the file is no plan, one of another version, or damaged.
         """
-        data = json.loads(Path(path).read_text())
-        if not isinstance(data, dict) or data.pop("kind", None) != "plan":
-            raise ValueError(f"{path} is not a plan saved by autobalance")
-        if data.pop("schema", None) != SCHEMA:
-            raise ValueError(f"{path} was saved by another version of autobalance; plan again")
-        blocks = tuple(BlockCost(**block) for block in data.pop("blocks"))
-        devices = tuple(Device(**device) for device in data.pop("devices"))
-        return cls(blocks=blocks, devices=devices, **tuples(data))
+        return load(path, "plan", cls)
 
     def __str__(self) -> str:
         from autobalance.report.render import render

@@ -77,6 +77,17 @@ class Problem:
         """
         return Problem(self.timeline, self.chain, tuple(budgets), tuple(excess), _peaks=self._peaks)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether all placements of the items can be tried, so that what `solve` finds, or does not, is proved."""
+        combinations: int = len(self.budgets) ** len(self._movable)
+        entries = combinations * len(self.budgets) * (len(self.chain.units) + 1) ** 2
+        return combinations <= MOST_COMBINATIONS and entries <= MOST_ENTRIES
+
+    @property
+    def _movable(self) -> list[int]:
+        return [index for index, item in enumerate(self.chain.items) if item.device is None]
+
     def solve(self, policy: Policy, *, hard: bool = True) -> Solution | None:
         """The best partition under a policy.
 
@@ -91,12 +102,9 @@ class Problem:
             hard: False lets devices go over their budgets.
 
         Returns:
-            None where budgets leave no way.
+            None where budgets leave no way, or where none was found and not all could be tried.
         """
-        movable = [index for index, item in enumerate(self.chain.items) if item.device is None]
-        combinations = len(self.budgets) ** len(movable)
-        entries = combinations * len(self.budgets) * (len(self.chain.units) + 1) ** 2
-        proved = combinations <= MOST_COMBINATIONS and entries <= MOST_ENTRIES
+        movable, proved = self._movable, self.is_exact
         best: tuple[Key, Cuts, tuple[int, ...]] | None = None
         for devices in self._all_placements(movable) if proved else self._descent(movable, policy, hard):
             found = self._cut(policy, devices, hard, best[0][0] if best is not None else np.inf)
@@ -155,12 +163,12 @@ class Problem:
         return self._uses[device, here, hard]
 
     def _relative(self, device: int, here: frozenset[int], hard: bool) -> Uses:
-        peaks = self.peaks(here).astype(np.float64)
-        peaks[peaks > 0] += self.excess[device]
+        peaks = self.peaks(here)
+        bytes_held = np.where(peaks > 0, peaks + self.excess[device], 0)
         # A device without any budget may still stay empty; the divisor only has to keep the order.
-        uses = peaks / max(1, self.budgets[device])
+        uses = bytes_held / float(max(1, self.budgets[device]))
         if hard:
-            uses[peaks > self.budgets[device]] = np.inf
+            uses[bytes_held > self.budgets[device]] = np.inf
         uses[np.tril_indices(len(uses), -1)] = np.inf
         for unit, wanted in self.chain.bound.items():
             inside = np.zeros(uses.shape, dtype=bool)

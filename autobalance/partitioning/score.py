@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from autobalance.devices.device import Device
@@ -11,7 +11,7 @@ from autobalance.partitioning.budgets import budgets_of
 from autobalance.partitioning.plan import relative_use
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.times import naive_step_time
-from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.profiling.profile import BlockCost, Profile, require_profile
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,19 @@ def score(
         root: position of the device of batch and loss; None: that of the last block.
 
     Raises:
+        TypeError: a map or a profile of another type.
         ValueError: a block without a device, on `"cpu"` or `"disk"`, or split over devices.
     """
+    require_profile(profile, "score")
+    given: object = device_map
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise TypeError(f"device_map is a mapping from names to devices, or a device for each block, not {given!r}")
     targets = parse_devices(devices)
     notes: list[str] = []
     if isinstance(device_map, Mapping):
+        odd = [name for name in device_map if not isinstance(name, str)]
+        if odd:
+            raise TypeError(f"device_map has the key {odd[0]!r}; its keys are names of modules")
         places = {name: _position(name, place, len(targets)) for name, place in device_map.items()}
         assignment = tuple(_device_of(block, places) for block in profile.blocks)
         unused = [name for name in places if not _concerns(name, profile)]

@@ -17,7 +17,7 @@ from autobalance.partitioning.policies import POLICIES, balanced, policy_name
 from autobalance.partitioning.problem import Problem, Solution
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.times import naive_step_time
-from autobalance.profiling.profile import Profile
+from autobalance.profiling.profile import Profile, require_profile
 from autobalance.units import parse_size
 
 # Plans that a process remembers. A fit asks again for the plan that a trial made.
@@ -76,7 +76,9 @@ def plan(
     Raises:
         InfeasiblePlanError: budgets leave no way.
         ValueError: an argument that does not exist, or a pin that cannot be honoured.
+        TypeError: an argument of another type, such as a model in place of its profile.
     """
+    require_profile(profile, "plan")
     _refuse_what_does_not_exist(micro_batches, schedule, recompute, offload)
     targets = parse_devices(devices)
     if excess is not None and len(excess) != len(targets):
@@ -125,11 +127,10 @@ def _clearly_less(key: Key, other: Key) -> bool:
 
 def _as_plan(profile: Profile, devices: tuple[Device, ...], policy: str, problem: Problem, solution: Solution) -> Plan:
     budgets = problem.budgets
-    best = solution
+    best: Solution | None = solution
     if policy != "balanced" or any(problem.excess):
-        without_excess = problem.with_budgets(budgets, (0,) * len(budgets)).solve(balanced)
-        assert without_excess is not None, "a solution under one policy is a solution under all"
-        best = without_excess
+        best = problem.with_budgets(budgets, (0,) * len(budgets)).solve(balanced)
+        assert best is not None or not solution.proved, "a solution under one policy is a solution under all"
     area = area_bound(profile, budgets)
     peaks = replay(profile.timeline, solution.assignment, solution.root, len(devices))
     assert all(peak <= budget for peak, budget in zip(peaks, budgets, strict=True)), "budgets are hard"
@@ -147,7 +148,7 @@ def _as_plan(profile: Profile, devices: tuple[Device, ...], policy: str, problem
             "area": area,
             "indivisible block": max(area, indivisible_bound(problem)),
             # Without the proof, the best that was found bounds nothing.
-            **({"optimum": best.key[0]} if best.proved else {}),
+            **({"optimum": best.key[0]} if best is not None and best.proved else {}),
         },
         optimal=solution.proved,
         batch=profile.batch,

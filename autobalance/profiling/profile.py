@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from autobalance.profiling.timeline import HOST, Timeline
-
-SCHEMA = 1
+from autobalance.profiling.timeline import HOST, ROOT, Timeline
+from autobalance.saved import load, save
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,9 @@ class Profile:
         for group in self.together:
             if any(not 0 <= block < count for block in group):
                 raise ValueError(f"together={group} names a block that is not among the {count} blocks")
+        for name, owner in self.loose:
+            if not ROOT <= owner < count:
+                raise ValueError(f"{name!r}, which is loose, has the owner {owner}, but there are {count} blocks")
         strays = {owner for owner in self.timeline.owners if not HOST <= owner < count}
         if strays:
             raise ValueError(f"the timeline names owners {sorted(strays)}, but there are {count} blocks")
@@ -160,7 +161,7 @@ class Profile:
             A profile of `len(static)` blocks.
 
         Raises:
-            ValueError: lists of different lengths, or a negative number.
+            ValueError: lists of different lengths, or a number that is negative or not finite.
         """
         count = len(static)
         if transfer is not None and len(transfer) == count - 1:
@@ -205,7 +206,7 @@ class Profile:
         Example:
             >>> profile.save("profile.json")
         """
-        Path(path).write_text(json.dumps({"schema": SCHEMA, "kind": "profile", **asdict(self)}))
+        save(path, "profile", self)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -215,25 +216,25 @@ class Profile:
             >>> profile = Profile.load("profile.json")
 
         Raises:
-            ValueError: the file is no profile, or one of another version.
+            OSError: the file cannot be read.
+            ValueError: the file is no profile, one of another version, or damaged.
         """
-        data = json.loads(Path(path).read_text())
-        if not isinstance(data, dict) or data.pop("kind", None) != "profile":
-            raise ValueError(f"{path} is not a profile saved by autobalance")
-        if data.pop("schema", None) != SCHEMA:
-            raise ValueError(f"{path} was saved by another version of autobalance; profile the model again")
-        blocks = tuple(BlockCost(**block) for block in data.pop("blocks"))
-        timeline = Timeline(**tuples(data.pop("timeline")))
-        return cls(blocks, timeline, **tuples(data))
+        return load(path, "profile", cls)
 
 
-def tuples(value: Any) -> Any:
-    """The tuples that JSON turned into lists, at any depth."""
-    if isinstance(value, list):
-        return tuple(tuples(item) for item in value)
-    if isinstance(value, dict):
-        return {key: tuples(item) for key, item in value.items()}
-    return value
+def require_profile(thing: object, function: str) -> None:
+    """Refuse what is no profile.
+
+    Example:
+        >>> require_profile(profile, "plan")
+
+    Raises:
+        TypeError: it is something else, such as the model itself.
+    """
+    if not isinstance(thing, Profile):
+        raise TypeError(
+            f"{function} takes a Profile, not a {type(thing).__name__}; make one with autobalance.profile(model, batch)"
+        )
 
 
 def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[float]:
@@ -241,8 +242,9 @@ def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[fl
         return [0] * count
     if len(given) != count:
         raise ValueError(f"{what} has {len(given)} entries, static has {count}; they describe the same blocks")
-    if any(not number >= 0 for number in given):
-        raise ValueError(f"{what} has the entry {min(given)}; costs must not be negative")
+    wrong = [number for number in given if not 0 <= number < math.inf]
+    if wrong:
+        raise ValueError(f"{what} has the entry {wrong[0]}; costs are finite and not negative")
     return given
 
 

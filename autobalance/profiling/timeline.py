@@ -9,6 +9,8 @@ ROOT = -1
 """Owner of what lives on the root device: batch, loss, metrics."""
 HOST = -2
 """Owner of what lives on no device."""
+# What 64-bit integers can still add up.
+_MOST = 2**62
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Timeline:
             )
         if any(size < 0 for size in self.sizes):
             raise ValueError(f"a storage has {min(self.sizes)} bytes; sizes must not be negative")
+        if sum(self.sizes) > _MOST:
+            raise ValueError(f"the storages take {sum(self.sizes)} bytes together, more than any machine has")
         alive = bytearray(count)
         for position, event in enumerate(self.events):
             storage = abs(event) - 1

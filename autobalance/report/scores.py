@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich import box
 from rich.table import Table
 
 from autobalance.partitioning.score import Score
+from autobalance.report.grid import add_line, grid
 from autobalance.units import format_size
 
 
@@ -20,14 +20,12 @@ def score_table(scores: Mapping[str, Score]) -> Table:
     Args:
         scores: at least one, all on the same devices, by what to call them.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("split", overflow="fold")
-    for device in range(len(next(iter(scores.values())).peaks)):
-        table.add_column(f"peak on {device}", justify="right", no_wrap=True)
-    for heading in ("largest use", "fits", "step"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    count = len(next(iter(scores.values())).peaks)
+    peaks = [f"peak on {device}" for device in range(count)]
+    table = grid(left=["split"], right=[*peaks, "largest use", "fits", "step"])
     for name, score in scores.items():
-        table.add_row(
+        add_line(
+            table,
             name,
             *map(format_size, score.peaks),
             f"{max(score.uses):.1%}",

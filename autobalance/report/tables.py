@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.report.grid import add_line, grid
 from autobalance.units import format_size
 
 
@@ -33,13 +32,14 @@ def plan_table(plan: Plan) -> Group:
     }
     # A column of nothing but zeros, as in inference, only takes the room of the others.
     shown = {heading: cost for heading, cost in costs.items() if any(map(cost, plan.blocks))}
-    table = _table(left=("device", "blocks"), right=(*shown, "peak", "budget", "use"))
+    table = grid(left=("device", "blocks"), right=(*shown, "peak", "budget", "use"))
     for index, device in enumerate(plan.devices):
         blocks = plan.blocks_on(index)
         held = block_ranges(blocks, plan.block_names)
         if index == plan.root:
             held = f"{held}; batch, loss" if blocks else "batch, loss"
-        table.add_row(
+        add_line(
+            table,
             str(index) if device.name == f"device {index}" else f"{index} {device.name}",
             held or "(empty)",
             *(size(sum(cost(plan.blocks[block]) for block in blocks)) for cost in shown.values()),
@@ -104,33 +104,24 @@ def profile_table(profile: Profile) -> Group:
     shown = {heading: what for heading, what in every.items() if any(getattr(row, what) for row in profile.blocks)}
     unit, size = _one_unit(max((getattr(row, what) for row in profile.blocks for what in shown.values()), default=0))
     title = f"{len(profile.blocks)} blocks, batch: {profile.batch or 'not said'}; sizes in {unit}"
-    table = _table(left=("block", "kind"), right=("count", *shown, "ms"))
+    table = grid(left=("block", "kind"), right=("count", *shown, "ms"))
     for _, equal in groupby(profile.blocks, key=lambda row: replace(row, name="")):
         rows = list(equal)
         name = rows[0].name if len(rows) == 1 else _range(rows[0].name, rows[-1].name)
         costs = (size(getattr(rows[0], what)) for what in shown.values())
-        table.add_row(name, rows[0].kind, str(len(rows)), *costs, _milliseconds(rows[:1]))
+        add_line(table, name, rows[0].kind, str(len(rows)), *costs, _milliseconds(rows[:1]))
     table.add_section()
     totals = [
         size((max if what.endswith("transient") else sum)(getattr(row, what) for row in profile.blocks))
         for what in shown.values()
     ]
-    table.add_row("all", "", str(len(profile.blocks)), *totals, _milliseconds(profile.blocks))
+    add_line(table, "all", "", str(len(profile.blocks)), *totals, _milliseconds(profile.blocks))
     peak = f"peak if all sat on one device: {format_size(profile.peak())}"
     return Group(Text(title), table, Text(peak), *(Text(note) for note in profile.notes))
 
 
 def _milliseconds(rows: Sequence[BlockCost]) -> str:
     return f"{sum(row.forward_time + row.backward_time for row in rows) * 1e3:.3g}"
-
-
-def _table(left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in left:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "device")
-    for heading in right:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
 
 
 def _one_unit(largest: int) -> tuple[str, Callable[[int], str]]:

@@ -39,7 +39,7 @@ def test_devices_without_a_name_are_called_by_their_position() -> None:
         ("4xFoo", "'Foo' is neither a size nor a known GPU; .*A100-80GB"),
         ("", "has an empty part"),
         ("4x1GiB,,", "has an empty part"),
-        ("4", "'4' does not say how large a device is; write for example '4x80GiB'"),
+        ("4", "'4' has no unit; write '4x80GiB' for 4 devices, '4GiB' for a size of each"),
         ("0x1GiB", "asks for 0 devices"),
         ("99999x1GiB", "asks for 99999 devices"),
     ],
@@ -59,3 +59,5 @@ def test_a_single_device_or_another_thing_is_refused() -> None:
         parse_devices(Device("mine", 7))  # type: ignore[arg-type] # the wrong type is what is tested
     with pytest.raises(TypeError, match="devices is words such as"):
         parse_devices(4)  # type: ignore[arg-type] # the wrong type is what is tested
+    with pytest.raises(TypeError, match="devices is words such as"):
+        parse_devices(b"4x80GiB")

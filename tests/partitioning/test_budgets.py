@@ -43,3 +43,9 @@ def test_keys_are_positions(key: object) -> None:
 def test_a_reserve_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"keeps 20.00 GiB of device 0 \(device 0\), which has 10.00 GiB"):
         budgets_of(parse_devices("1x10GiB"), reserve="20GiB")
+
+
+@pytest.mark.parametrize("limits", ["10GiB", [1, 2]])
+def test_limits_without_positions_are_refused(limits: object) -> None:
+    with pytest.raises(TypeError, match=r"max_memory is a mapping such as \{0: '10GiB'\}"):
+        budgets_of(parse_devices("2x10GiB"), limits)  # type: ignore[arg-type] # the wrong type is what is tested

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
+import autobalance.partitioning.problem as problem_module
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.chain import build_chain
@@ -44,6 +46,39 @@ def test_a_block_larger_than_any_device_is_to_be_split() -> None:
 
 def test_the_number_of_devices_that_would_do_is_said() -> None:
     assert "more devices: 4 that may use 8 B each would do" in str(_refused(Profile.from_costs([4] * 8), [8, 8]))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ([2, 3, 4, 4, 3], {"pin": {"block0": 0, "block1": 0}}),
+        ([2, 2, 2, 2], {"excess": [3]}),
+        ([4, 4, 4], {"policy": "balanced_low_0", "pin": {"block0": 0}}),
+    ],
+)
+def test_the_number_of_devices_that_would_do_counts_pins_and_excess(sizes: list[int], options: dict) -> None:
+    profile = Profile.from_costs(sizes)
+    with pytest.raises(InfeasiblePlanError) as caught:
+        plan(profile, [8], **options)
+    found = re.search(r"more devices: (\d+) that may use 8 B each would do", str(caught.value))
+    assert found is not None
+    count = int(found[1])
+    excess = options.pop("excess", [0])
+    assert plan(profile, [8] * count, **options, excess=excess * count).fits
+    with pytest.raises(InfeasiblePlanError):
+        plan(profile, [8] * (count - 1), **options, excess=excess * (count - 1))
+
+
+def test_more_devices_are_not_advised_against_pins_that_fill_one() -> None:
+    with pytest.raises(InfeasiblePlanError) as caught:
+        plan(Profile.from_costs([4, 4, 4]), [8], pin={"block0": 0, "block1": 0, "block2": 0})
+    assert "more devices" not in str(caught.value)
+
+
+def test_what_was_not_proved_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problem_module, "MOST_COMBINATIONS", 1)
+    text = str(_refused(Profile.from_costs([4] * 6, together=[(0, 5), (1, 3)]), [8, 8]))
+    assert text.startswith("no plan was found that fits the devices; groups that must share a device are too many")
 
 
 def test_a_smaller_batch_is_advised_only_where_it_can_be_enough() -> None:

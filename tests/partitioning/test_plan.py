@@ -55,7 +55,7 @@ def test_another_file_or_version_is_refused(small: Plan, tmp_path: Path) -> None
         Plan.load(path)
     small.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
-    with pytest.raises(ValueError, match="another version of autobalance; plan again"):
+    with pytest.raises(ValueError, match="another version of autobalance; make the plan again"):
         Plan.load(path)
 
 
@@ -65,6 +65,7 @@ def test_another_file_or_version_is_refused(small: Plan, tmp_path: Path) -> None
         ({"assignment": (0,)}, "assigns 1 blocks, but has rows for 3"),
         ({"assignment": (0, 0, 2)}, "on a device outside 0 to 1"),
         ({"root": 5}, "on a device outside 0 to 1"),
+        ({"loose": (("scale", 3),)}, "'scale', which is loose, has the owner 3, but there are 3 blocks"),
         ({"peaks": (1,)}, "2 devices, but 2 budgets and 1 peaks"),
     ],
 )

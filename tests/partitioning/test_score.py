@@ -66,6 +66,12 @@ def test_devices_that_do_not_exist_are_named() -> None:
         score(PROFILE, {"": 0, "head": 2}, [9, 9])
 
 
+@pytest.mark.parametrize(("device_map", "text"), [("auto", "not 'auto'"), (None, "not None"), ({0: 1}, "the key 0")])
+def test_what_is_no_map_is_refused_in_words(device_map: object, text: str) -> None:
+    with pytest.raises(TypeError, match=f"device_map .*{text}"):
+        score(PROFILE, device_map, "2x1KiB")  # type: ignore[arg-type] # the wrong type is what is tested
+
+
 def test_names_that_do_not_count_and_groups_pulled_apart_are_noted() -> None:
     found = score(PROFILE, {"": 0, "dropout": 1, "embed": 1}, [9, 9])
     assert found.notes == (

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+import autobalance.partitioning.problem as problem_module
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.search import plan
 from autobalance.profiling.profile import BlockCost, Profile
@@ -330,3 +331,32 @@ def test_options_by_name_that_exist_are_taken() -> None:
         Profile.from_costs([1, 1]), [10, 10], micro_batches=1, schedule="naive", recompute=False, offload=False
     )
     assert (found.micro_batches, found.schedule) == (1, "naive")
+
+
+@pytest.mark.parametrize(
+    ("profile", "option", "text"),
+    [
+        ("a model", {}, "plan takes a Profile, not a str; make one with autobalance.profile"),
+        (Profile.from_costs([1, 1]), {"pin": ["block0"]}, "pin is a mapping such as {'head': 0}"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_in_words(profile: object, option: dict, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        plan(profile, [10, 10], **option)  # type: ignore[arg-type] # the wrong type is what is tested
+
+
+def test_groups_that_take_turns_may_leave_the_bounds_without_an_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problem_module, "MOST_COMBINATIONS", 1)
+    profile = Profile.from_costs([4, 7, 3, 9, 3], together=[(1, 3), (0, 4)])
+    found = plan(profile, [17, 13], policy="sequential", excess=[0, 3], cache=False)
+    assert found.fits
+    assert not found.optimal
+    assert "optimum" not in found.bounds
+
+
+def test_budgets_are_kept_to_the_byte_at_any_size() -> None:
+    profile = Profile.from_costs([2**55, 1])
+    assert plan(profile, [2**55 + 1]).peaks == (2**55 + 1,)
+    with pytest.raises(InfeasiblePlanError):
+        plan(profile, [2**55])
+    assert plan(profile, [10**30] * 2).fits, "so large a budget means none"

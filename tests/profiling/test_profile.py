@@ -45,6 +45,17 @@ def test_lists_that_do_not_match_are_refused(arguments: dict, text: str) -> None
         Profile.from_costs([4, 3], **arguments)
 
 
+@pytest.mark.parametrize("size", [-1, float("inf"), float("nan")])
+def test_costs_are_finite_and_not_negative(size: float) -> None:
+    with pytest.raises(ValueError, match=f"saved has the entry {size}; costs are finite and not negative"):
+        Profile.from_costs([1, 1], saved=[0, size])
+
+
+def test_owners_of_loose_tensors_must_exist() -> None:
+    with pytest.raises(ValueError, match="'scale', which is loose, has the owner 1, but there are 1 blocks"):
+        Profile((BlockCost("a"),), Timeline((), (), (), ()), loose=(("scale", 1),))
+
+
 def test_a_profile_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         Profile.from_costs([])
@@ -78,5 +89,5 @@ def test_another_file_or_version_is_refused(tmp_path: Path) -> None:
         Profile.load(path)
     Profile.from_costs([1]).save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
-    with pytest.raises(ValueError, match="another version of autobalance; profile the model again"):
+    with pytest.raises(ValueError, match="another version of autobalance; make the profile again"):
         Profile.load(path)

@@ -67,3 +67,10 @@ def test_a_window_starts_with_what_already_lives() -> None:
 def test_a_timeline_that_contradicts_itself_is_refused(fields: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Timeline(**{"sizes": (1,), "owners": (0,), "values": (-1,), "events": (1,), **fields})
+
+
+def test_sizes_that_no_machine_has_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="the storages take 10000000000000000000 bytes together, more than any machine"
+    ):
+        Timeline((10**19,), (0,), (-1,), (1,))

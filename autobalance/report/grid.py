@@ -1,0 +1,36 @@
+"""The one kind of table that all reports are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+
+def grid(left: Sequence[str], right: Sequence[str]) -> Table:
+    """A table without lines yet: columns of words, which may wrap, then columns of figures, which never do.
+
+    Example:
+        >>> table = grid(left=["device"], right=["peak"])
+
+    Args:
+        left: headings of the columns of words.
+        right: headings of the columns of figures.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in left:
+        table.add_column(heading, overflow="fold", no_wrap=heading == "device")
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def add_line(table: Table, *cells: str) -> None:
+    """Add a line whose cells show as they are: names may hold brackets, which rich would read as its markup.
+
+    Example:
+        >>> add_line(table, "gpu[0]", "1.00")
+    """
+    table.add_row(*map(Text, cells))
