@@ -9,8 +9,11 @@ backward was asked for.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 _kind, _error, _trace = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 _slots = ctypes.byref(_kind), ctypes.byref(_error), ctypes.byref(_trace)
@@ -43,13 +46,29 @@ def raising(engine: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return engine(*args, **kwargs)
         except SystemError as lost:  # all that is left of the error where it was set aside
-            if not _aside:
-                raise
-            error = _aside.pop(0)
-            del lost
-        raise error
+            error: BaseException = _aside.pop(0) if _aside else lost
+        except Exception as other:
+            error = other
+        _forget_what_was_to_come(engine)
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: what the frame holds would stay until a garbage collection
 
     return run
+
+
+def _forget_what_was_to_come(engine: Callable[..., Any]) -> None:
+    """Empty this thread's queue of the nodes, with their gradients, that a failed backward has not come to.
+
+    Torch drops them at the latest in a later backward of the thread, when they are before its own in the queue: nodes
+    that were made later in their thread go first, so a graph that a new thread makes comes after all others.
+    """
+    made: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(torch.zeros((), requires_grad=True).exp()))
+    thread.start()
+    thread.join()
+    engine(tuple(made), (torch.ones(()),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _object_at(slot: ctypes.c_void_p) -> Any:

@@ -43,7 +43,10 @@ class Spot:
 
 
 def profiler_of(
-    case: Case, make_optimizer: MakeOptimizer, precision: str = "32-true", adapt: Callable[[Any], Any] = lambda model: model
+    case: Case,
+    make_optimizer: MakeOptimizer,
+    precision: str = "32-true",
+    adapt: Callable[[Any], Any] = lambda model: model,
 ) -> Profiler:
     """Profiles a fresh model of `case`; `adapt` may change the model first."""
     model = adapt(case.make(nn.Module))

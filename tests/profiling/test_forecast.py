@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,8 +15,18 @@ from torch.utils.checkpoint import checkpoint
 
 from autobalance.partitioning.replay import replay
 from autobalance.simulated import simulate
-from tests.models import CASES
-from tests.profiling.running import DEVICES, MakeOptimizer, contiguous, counted, forecast, profiler_of, scattered, train
+from tests.models import CASES, Case
+from tests.profiling.running import (
+    DEVICES,
+    MakeOptimizer,
+    Spot,
+    contiguous,
+    counted,
+    forecast,
+    profiler_of,
+    scattered,
+    train,
+)
 
 KIB = 1024
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -45,24 +57,35 @@ def unchanged(model: Any) -> Any:
     return model
 
 
-ADAPTED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-    **{f"{name}, {precision}": (name, precision, unchanged) for name in CASES for precision in ("32-true", "bf16-mixed")},
-    "gpt, checkpoint": ("gpt", "32-true", partial(recompute_layers, False)),
-    "gpt, reentrant checkpoint": ("gpt", "32-true", partial(recompute_layers, True)),
-    "gpt, checkpoint under autocast": ("gpt", "bf16-mixed", partial(recompute_layers, False)),
+@dataclass(frozen=True)
+class Run:
+    """How a model is trained."""
+
+    name: str
+    optimizer: str = "AdamW foreach"
+    precision: str = "32-true"
+    adapt: Callable[[Any], Any] = unchanged
+
+
+RUNS: dict[str, Run] = {
+    **{f"{name}, AdamW foreach": Run(name) for name in CASES},
+    **{f"{name}, SGD for-loop": Run(name, optimizer="SGD for-loop") for name in CASES},
+    **{f"{name}, bf16-mixed": Run(name, precision="bf16-mixed") for name in CASES},
+    "gpt, checkpoint": Run("gpt", adapt=partial(recompute_layers, False)),
+    "gpt, reentrant checkpoint": Run("gpt", adapt=partial(recompute_layers, True)),
+    "gpt, checkpoint under autocast": Run("gpt", precision="bf16-mixed", adapt=partial(recompute_layers, False)),
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ADAPTED)
-def test_forecast_equals_count_for_any_placement(name: str, optimizer: str) -> None:
-    case_name, precision, adapt = ADAPTED[name]
-    case, make = CASES[case_name], OPTIMIZERS[optimizer]
-    profiler = profiler_of(case, make, precision, adapt)
+@pytest.mark.parametrize("name", RUNS)
+def test_forecast_equals_count_for_any_placement(name: str) -> None:
+    run = RUNS[name]
+    case, make = CASES[run.name], OPTIMIZERS[run.optimizer]
+    profiler = profiler_of(case, make, run.precision, run.adapt)
     profile = profiler.profile()
     assert profiler.notes == [], "the trial is expected to run on fakes"
-    for where in (contiguous(profile), contiguous(profile, parts=2), scattered(profile, 1), scattered(profile, 2)):
-        assert forecast(profiler, where) == counted(case, make, where, precision, adapt), where.assignment
+    for where in (contiguous(profile), scattered(profile, 1), scattered(profile, 2)):
+        assert forecast(profiler, where) == counted(case, make, where, run.precision, run.adapt), where.assignment
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,10 +105,16 @@ def test_run_fits_in_exactly_what_was_forecast_and_in_no_kibibyte_less(name: str
     profiler = profiler_of(case, make)
     where = contiguous(profiler.profile())
     capacities = [max(KIB, peak) for peak in forecast(profiler, where)]
-    devices = [torch.device("simulated", index) for index in range(DEVICES)]
-    with simulate(capacities):
-        train(case.make(nn.Module), case.batches(3), make, where, devices)
+    run_within(capacities, case, make, where)
     for device in set(where.assignment):
         smaller = [capacity - KIB * (index == device) for index, capacity in enumerate(capacities)]
-        with simulate(smaller), pytest.raises(torch.OutOfMemoryError, match=f"simulated:{device} out of memory"):
-            train(case.make(nn.Module), case.batches(3), make, where, devices)
+        with pytest.raises(torch.OutOfMemoryError, match=f"simulated:{device} out of memory"):
+            run_within(smaller, case, make, where)
+
+
+def run_within(capacities: list[int], case: Case, make: MakeOptimizer, where: Spot) -> None:
+    gc.collect()  # what an earlier run, or its error, still holds would count
+    devices = [torch.device("simulated", index) for index in range(DEVICES)]
+    with simulate(capacities):
+        assert [torch.simulated.memory_allocated(device) for device in devices] == [0] * DEVICES
+        train(case.make(nn.Module), case.batches(3), make, where, devices)

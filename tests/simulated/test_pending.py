@@ -84,10 +84,22 @@ def test_backward_that_failed_keeps_nothing_and_the_next_one_works() -> None:
     assert x.grad.tolist() == [2.0, 2.0, 2.0]
 
 
+def test_gradients_of_branches_that_a_failed_backward_did_not_reach_are_freed() -> None:
+    gc.collect()
+    before = torch.simulated.memory_allocated(0)
+    x = torch.ones(4, 4, device=DEVICE, requires_grad=True)
+    loss = ((x * 2) @ (x * 3) + FailsInBackward.apply(x * 4)).sum()
+    with pytest.raises(ValueError, match="the user's own"):
+        loss.backward()
+    del x, loss
+    gc.collect()
+    assert torch.simulated.memory_allocated(0) == before
+
+
 def test_out_of_memory_in_a_backward_is_an_ordinary_error() -> None:
     with simulate([64 * 1024]):
         _, loss = loss_through(TakesTooMuchInBackward)
-        with pytest.raises(torch.OutOfMemoryError, match="^simulated:0 out of memory"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"^simulated:0 out of memory"):
             loss.backward()
         assert torch.simulated.memory_allocated(0) < 64 * 1024
 
