@@ -28,12 +28,12 @@ class WeightFile:
     Attributes:
         path: a file of safetensors if it is named so, else one that `torch.save` wrote.
         key: where in the file's dictionary the weights are, such as "state_dict"; None: at the top.
-        weights_only: False trusts the file to make any Python object.
+        weights_only: False trusts the file to make any Python object; None: torch's own default.
     """
 
     path: Path
     key: str | None = None
-    weights_only: bool = True
+    weights_only: bool | None = None
 
     @contextmanager
     def opened(self) -> Iterator[tuple[frozenset[str], Read]]:
