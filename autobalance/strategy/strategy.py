@@ -34,7 +34,8 @@ class SelfBalanceStrategy(OneProcess):
         Trainer(strategy=SelfBalanceStrategy(max_memory={0: "10GiB"}, pin={"head": 0}), devices=4)
 
     Everything runs in one process. The batch, the loss and `self.device` are on the device of the last block, so that
-    targets, metrics and `self.log` need no change. `trainer.strategy.plan` tells what is where.
+    targets, metrics and `self.log` need no change. `trainer.strategy.plan` tells what is where. Callbacks that keep a
+    copy of the model keep it on that device, too, unless they are told otherwise: `WeightAveraging(device="cpu")`.
 
     Args:
         policy: "auto" and "balanced" level the devices' relative use of memory; "balanced_low_0" keeps device 0 as free
@@ -49,7 +50,7 @@ class SelfBalanceStrategy(OneProcess):
         recompute: whether to recompute blocks' activations in backward; "auto" does not.
         offload: whether to keep activations on the host.
         worst_batch: the batch to plan for, or "scan:200" for the largest of the first 200; default: the first.
-        retry_on_oom: whether a trial that runs out of memory is repeated with a smaller part of the model.
+        retry_on_oom: whether a trial on real tensors may be repeated when memory runs out; one on fakes needs none.
         rebalance: whether to plan again while training.
         accelerator: given by the Trainer, as are those that follow.
         parallel_devices: the devices.
@@ -242,7 +243,7 @@ class SelfBalanceStrategy(OneProcess):
         self._checkpoint_file = None
         module = self.lightning_module
         if module is not None and is_on_meta(module) and is_local_file(self.checkpoint_io, checkpoint_path):
-            file = WeightFile(Path(checkpoint_path), "state_dict", bool(weights_only))
+            file = WeightFile(Path(checkpoint_path), "state_dict", weights_only)
             self._checkpoint_file = file
             mapped: dict[str, Any] = torch.load(
                 file.path, map_location="cpu", mmap=True, weights_only=file.weights_only
