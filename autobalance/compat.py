@@ -36,7 +36,7 @@ def remove_function_mode(mode: overrides.TorchFunctionMode) -> int | None:
     """
     above = []
     found = False
-    while overrides._len_torch_function_stack() and not found:
+    while function_modes() and not found:
         top = overrides._pop_mode()
         found = top is mode
         if not found:
@@ -60,7 +60,7 @@ def function_modes() -> list[overrides.TorchFunctionMode]:
 
 
 def call_at_checkpoint(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Have activation checkpointing, for the rest of the process, run `wrap(function)` in place of each function it is given.
+    """Have activation checkpointing, for the rest of the process, run `wrap(function)` for each function it is given.
 
     The function runs again in backward, when the modes that were active around the forward are no longer.
 
@@ -240,7 +240,7 @@ def in_backward() -> bool:
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Floating-point operations of one operator call, by torch's own registry of formulas; 0 for an operator it does not list.
+    """Floating-point operations of one operator call, by torch's own formulas; 0 for an operator that has none.
 
     Args:
         func: the operator overload.
@@ -469,7 +469,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def configured_optimizers(package: str, module: Any) -> tuple[list[Any], list[Any]]:
-    """Optimizers and learning-rate schedulers that `module.configure_optimizers()` returns, in any form Lightning accepts.
+    """Optimizers and learning-rate schedulers that `module.configure_optimizers()` returns, in any form.
 
     Args:
         package: "pytorch_lightning" or "lightning.pytorch".
@@ -554,7 +554,7 @@ def gradient_setter() -> Any:
     return vars(torch._C.TensorBase)["grad"].__set__
 
 
-def support_foreach(cls: type) -> None:
+def support_foreach(cls: Any) -> None:
     """Let optimizers and gradient clipping choose their foreach form by default for parameters of class `cls`."""
     for supported in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         supported.append(cls)
