@@ -157,6 +157,11 @@ def fresh_iterator(loader: Any) -> Any:
     return loader._get_iterator() if isinstance(loader, DataLoader) else iter(loader)
 
 
+def gives_one_after_the_other(loader: Any) -> bool:
+    """Whether a CombinedLoader of Lightning gives the batches of its loaders in turn, not one of each together."""
+    return bool(loader._mode == "sequential")
+
+
 def skips_backward(trainer: Any) -> bool:
     """Whether the running epoch only updates statistics, as weight averaging does for batch norm."""
     return bool(trainer.fit_loop._skip_backward)
@@ -564,3 +569,13 @@ def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
     """The real value that torch itself keeps beside a fake made from a number, None for any other."""
     constant: torch.Tensor | None = getattr(fake, "constant", None)
     return constant
+
+
+def result_collection(package: str, training: bool) -> Any:
+    """The collection in which Lightning keeps what a step logs.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        training: whether the step is a training step.
+    """
+    return import_module(f"{package}.trainer.connectors.logger_connector.result")._ResultCollection(training)

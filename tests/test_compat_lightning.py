@@ -124,6 +124,12 @@ def test_a_fresh_iterator_leaves_persistent_workers_alone() -> None:
     assert next(compat.fresh_iterator([7])) == 7
 
 
+def test_loaders_in_turn_are_told_from_loaders_together(lightning: ModuleType) -> None:
+    combined = importlib.import_module(f"{lightning.__name__}.utilities.combined_loader").CombinedLoader
+    assert compat.gives_one_after_the_other(combined([[1], [2]], "sequential"))
+    assert not compat.gives_one_after_the_other(combined([[1], [2]], "max_size"))
+
+
 def test_epochs_without_backward_are_known(lightning: ModuleType) -> None:
     trainer = make_trainer(lightning)
     assert not compat.skips_backward(trainer)

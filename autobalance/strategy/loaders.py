@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from autobalance.compat import fresh_iterator, request_loaders
+from autobalance.compat import fresh_iterator, gives_one_after_the_other, request_loaders
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.registration import lightning_root
@@ -95,9 +95,10 @@ def _sample_loaders(package: str, loaders: Any, stage: str, options: Options) ->
                 f"batch.",
                 stacklevel=2,
             )
-    if stage == "train":
+    if stage == "train" or not gives_one_after_the_other(combined):
         combined.flattened = [_Fresh(source) for source in sources]
-        yield from _largest(batch for batch, _, _ in islice(combined, options.batches_to_scan))
+        count = options.batches_to_scan if stage == "train" else 1
+        yield from _largest(stage, (batch for batch, _, _ in islice(combined, count)))
         return
     for index, source in enumerate(sources):
         for data in islice(fresh_iterator(source), 1):
@@ -105,7 +106,7 @@ def _sample_loaders(package: str, loaders: Any, stage: str, options: Options) ->
             yield Batch(f"first {_ADJECTIVES[stage]} batch{of} ({describe(data)})", stage, data, index)
 
 
-def _largest(batches: Iterator[Any]) -> Iterator[Batch]:
+def _largest(stage: str, batches: Iterator[Any]) -> Iterator[Batch]:
     """The batch with the most elements, if there is any; the others are not kept."""
     largest, most, number, count = None, -1, 0, 0
     for count, batch in enumerate(batches, 1):
@@ -113,10 +114,10 @@ def _largest(batches: Iterator[Any]) -> Iterator[Batch]:
             largest, most, number = batch, elements, count
     if count:
         which = "first" if count == 1 else f"largest of the first {count} (number {number})"
-        yield Batch(f"{which} training batch ({describe(largest)})", "train", largest)
+        yield Batch(f"{which} {_ADJECTIVES[stage]} batch ({describe(largest)})", stage, largest)
 
 
-_ADJECTIVES = {"validate": "validation", "test": "test", "predict": "prediction"}
+_ADJECTIVES = {"train": "training", "validate": "validation", "test": "test", "predict": "prediction"}
 
 
 class _Fresh:

@@ -14,6 +14,7 @@ from torch import nn
 from autobalance import compat
 from autobalance.profiling.trial import Batch, Glue, Mark
 from autobalance.strategy.gradients import frees_gradients_early
+from autobalance.strategy.logged import LoggedValues
 from autobalance.strategy.metrics import is_metric, stand_in_for_metric
 from autobalance.strategy.optimizers import refuse_gathering
 from autobalance.strategy.registration import lightning_root
@@ -36,6 +37,8 @@ class LightningTrial:
         self._package = package
         self._trainer = trainer
         self._stand_in: Any = None
+        self._logged: Any = None
+        self._training_batch: Batch | None = None
         self._device = torch.device("cpu")
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
@@ -52,8 +55,13 @@ class LightningTrial:
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
         """Give the copy silent logging, its own precision plugin and optimizers."""
         self._device = device
-        for name in ("log", "log_dict", "print"):
-            twin.__dict__[name] = _say_nothing
+        self._logged = LoggedValues(self._package, device)
+        for name, stand_in in (
+            ("log", self._logged.log),
+            ("log_dict", self._logged.log_dict),
+            ("print", _say_nothing),
+        ):
+            twin.__dict__[name] = stand_in
         compat.set_lightning_device(twin, device)
         for module in twin.modules():
             if is_metric(module) or hasattr(module, "placeholder_device"):
@@ -72,35 +80,46 @@ class LightningTrial:
     def run(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
         """Two optimizer steps with a training batch, one step without gradients with any other."""
         self._stand_in.strategy.glue, self._stand_in.strategy.mark = glue, mark
-        if batch.kind != "train":
-            self._evaluate(twin, batch, glue, mark)
-        elif twin.automatic_optimization:
-            self._train(twin, batch, glue, mark)
-        else:
+        repeats = self._trainer.max_epochs != 1
+        if batch.kind == "train":
+            self._training_batch = batch
             for number in range(1, STEPS + 1):
-                self._stand_in.strategy.begin_manual_step(number)
-                self._training_step(twin, self._transferred(twin, batch), glue)
+                self._train(twin, batch, glue, mark, number)
+                if number == 1 and repeats:
+                    self._logged.end_epoch()
+            return
+        self._evaluate(twin, batch, glue, mark)
+        if self._training_batch is not None and repeats and self._logged.has_evaluated:
+            self._train(twin, self._training_batch, glue, mark, STEPS + 1)  # beside what evaluation has logged
 
-    def _train(self, twin: Any, batch: Batch, glue: Glue, mark: Mark) -> None:
+    def _train(self, twin: Any, batch: Batch, glue: Glue, mark: Mark, number: int) -> None:
+        if twin.automatic_optimization:
+            self._train_automatically(twin, batch, glue, mark, number)
+        else:
+            self._stand_in.strategy.begin_manual_step(number)
+            self._training_step(twin, self._transferred(twin, batch), glue)
+            self._logged.end_batch()
+
+    def _train_automatically(self, twin: Any, batch: Batch, glue: Glue, mark: Mark, number: int) -> None:
         strategy = self._stand_in.strategy
         if not strategy.optimizers:
             return
         accumulate = self._trainer.accumulate_grad_batches
         micro_steps = min(accumulate, MICRO_STEPS)
         drops_early = frees_gradients_early(self._trainer)
-        for number in range(1, STEPS + 1):
-            for micro_step in range(micro_steps):
-                moved = self._transferred(twin, batch)
-                if drops_early and micro_step == 0:
-                    strategy.optimizers[0].zero_grad()
-                mark(f"step {number} forward")
-                closure = self._closure(twin, moved, glue, mark, number, micro_step, accumulate)
-                if micro_step == micro_steps - 1:
-                    twin.optimizer_step(0, 0, strategy._lightning_optimizers[0], closure)
-                else:
-                    closure()
-                result = closure.consume_result()
-                del moved, closure, result
+        for micro_step in range(micro_steps):
+            moved = self._transferred(twin, batch)
+            if drops_early and micro_step == 0:
+                strategy.optimizers[0].zero_grad()
+            mark(f"step {number} forward")
+            closure = self._closure(twin, moved, glue, mark, number, micro_step, accumulate)
+            if micro_step == micro_steps - 1:
+                twin.optimizer_step(0, 0, strategy._lightning_optimizers[0], closure)
+            else:
+                closure()
+            result = closure.consume_result()
+            self._logged.end_batch()
+            del moved, closure, result
 
     def _closure(
         self, twin: Any, moved: Any, glue: Glue, mark: Mark, number: int, micro_step: int, accumulate: int
@@ -124,6 +143,7 @@ class LightningTrial:
         return closure_class(step_fn=step, backward_fn=backward, zero_grad_fn=None if micro_step else zero_grad)
 
     def _training_step(self, twin: Any, moved: Any, glue: Glue) -> Any:
+        self._logged.begin("training_step", 0)
         with self._stand_in.precision_plugin.train_step_context(), glue():
             return twin.training_step(*_arguments(twin.training_step, moved, 0))
 
@@ -131,6 +151,9 @@ class LightningTrial:
         name = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}[batch.kind]
         step = getattr(twin, name)
         modes = {module: module.training for module in twin.modules()}
+        if self._training_batch is not None:
+            twin.on_validation_model_zero_grad()
+        self._logged.begin(name, batch.loader)
         moved = self._transferred(twin, batch)
         mark(f"{batch.name}: {name}")
         plugin = self._stand_in.precision_plugin
@@ -139,6 +162,8 @@ class LightningTrial:
             twin.eval()
             with _no_gradients(self._trainer), context(), glue():
                 step(*_arguments(step, moved, batch.loader))
+            self._logged.end_batch()
+            self._logged.end_epoch()
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -267,7 +292,7 @@ class Silent:
 
 
 def _say_nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for `log`, `log_dict` and `print`."""
+    """Stands for `print`."""
 
 
 def _arguments(step: Callable[..., Any], batch: Any, loader: int) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -167,6 +168,59 @@ def test_one_batch_of_every_loader_of_the_run(lightning: ModuleType, trainer: Ca
     made = trainer(callbacks=[Look()], **plain)
     made.fit(model, size(2), [size(4), size(8)])
     assert found["fit"] == [("train", 0, 2), ("validate", 0, 4), ("validate", 1, 8)]
+
+
+def test_loaders_that_go_together_give_one_batch(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    combined = importlib.import_module(f"{lightning.__name__}.utilities.combined_loader").CombinedLoader
+    found: list[Any] = []
+
+    class Look(lightning.Callback):
+        def setup(self, trainer: Any, module: Any, stage: str) -> None:
+            found.extend((batch.kind, batch.data) for batch in sample_batches(trainer, Options()))
+
+    model = make(lightning)
+    type(model).validation_step = lambda self, batch, batch_idx: None
+    together = combined({"a": DataLoader(torch.zeros(4, WIDTH)), "b": [5, 6]}, "min_size")
+    plain = {"accelerator": "cpu", "devices": 1, "strategy": "auto"}
+    trainer(callbacks=[Look()], **plain).fit(model, DataLoader(torch.ones(4, WIDTH), batch_size=2), together)
+    assert found[0][1].tolist() == [[1.0] * WIDTH] * 2
+    assert (found[1][0], found[1][1]["b"]) == ("validate", 5)
+    assert found[1][1]["a"].tolist() == [[0.0] * WIDTH]
+    assert len(found) == 2
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_data_module_never_notices(
+    lightning: ModuleType, trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Data(lightning.LightningDataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(1)
+            self.calls: list[str] = []
+
+        def train_dataloader(self) -> Any:
+            part, _ = torch.utils.data.random_split(Noisy(), [16, SIZE - 16], generator=self.generator)
+            return DataLoader(part, 4, shuffle=True, generator=self.generator)
+
+        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            self.calls.append(str(batch.device))
+            return batch + torch.randn((), generator=self.generator)
+
+    def run(plan: Any = None) -> tuple[list[Tensor], Any]:
+        model = make(lightning)
+        random.seed(7)
+        np.random.seed(7)
+        torch.manual_seed(7)
+        made = trainer(max_epochs=2, strategy=autobalance.SelfBalanceStrategy(plan=plan))
+        made.fit(model, datamodule=Data())
+        return model.seen, made.strategy.plan
+
+    seen, plan = run()
+    monkeypatch.setattr("autobalance.strategy.planning.sample_batches", None)
+    expected, _ = run(plan)
+    assert len(seen) == len(expected) == 8
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
 
 
 @pytest.mark.usefixtures("simulated")
