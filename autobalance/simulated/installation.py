@@ -7,6 +7,7 @@ from autobalance.simulated import (
     autocast,
     backend,
     kernels,
+    lacking,
     loading,
     pending,
     pinning,
@@ -23,6 +24,7 @@ def install() -> None:
         return
     backend.register()
     kernels.register()
+    lacking.register()
     recurrent.register()
     refusals.register()
     results.register()
