@@ -232,3 +232,13 @@ def test_a_newer_torch_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tested_torch_is_not_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "_torch_is_checked", False)
     compat.warn_if_torch_is_untested()
+
+
+def test_logged_values_are_collected_as_the_trainer_does(lightning: ModuleType) -> None:
+    collection = compat.result_collection(lightning.__name__, training=True)
+    for value in (1.0, 3.0):
+        collection.log("training_step", "x", torch.tensor(value), on_step=True, on_epoch=True, batch_size=1)
+    assert collection.metrics(on_step=True)["callback"]["x_step"] == 3.0
+    assert collection.metrics(on_step=False)["log"]["x_epoch"] == 2.0
+    collection.reset(metrics=False)
+    assert not collection.metrics(on_step=True)["callback"]

@@ -18,6 +18,7 @@ from autobalance.strategy.logged import LoggedValues
 from autobalance.strategy.metrics import is_metric, stand_in_for_metric
 from autobalance.strategy.optimizers import refuse_gathering
 from autobalance.strategy.registration import lightning_root
+from autobalance.strategy.stand_ins import TrialTrainer
 
 STEPS = 2  # optimizer state exists only from the second step on
 MICRO_STEPS = 2  # of accumulation: gradients exist only from the second on
@@ -90,7 +91,9 @@ class LightningTrial:
             return
         self._evaluate(twin, batch, glue, mark)
         if self._training_batch is not None and repeats and self._logged.has_evaluated:
-            self._train(twin, self._training_batch, glue, mark, STEPS + 1)  # beside what evaluation has logged
+            # In later epochs each is beside what the other has logged.
+            self._train(twin, self._training_batch, glue, mark, STEPS + 1)
+            self._evaluate(twin, batch, glue, mark)
 
     def _train(self, twin: Any, batch: Batch, glue: Glue, mark: Mark, number: int) -> None:
         if twin.automatic_optimization:
@@ -154,15 +157,17 @@ class LightningTrial:
         if self._training_batch is not None:
             twin.on_validation_model_zero_grad()
         self._logged.begin(name, batch.loader)
-        moved = self._transferred(twin, batch)
         mark(f"{batch.name}: {name}")
         plugin = self._stand_in.precision_plugin
         context = plugin.predict_step_context if batch.kind == "predict" else plugin.val_step_context
         try:
             twin.eval()
-            with _no_gradients(self._trainer), context(), glue():
-                step(*_arguments(step, moved, batch.loader))
-            self._logged.end_batch()
+            for _ in range(2):  # the second batch is beside what the first has logged
+                moved = self._transferred(twin, batch)
+                with _no_gradients(self._trainer), context(), glue():
+                    step(*_arguments(step, moved, batch.loader))
+                self._logged.end_batch()
+                del moved
             self._logged.end_epoch()
         finally:
             for module, mode in modes.items():
@@ -171,124 +176,6 @@ class LightningTrial:
     def _transferred(self, twin: nn.Module, batch: Batch) -> Any:
         data = self._stand_in.precision_plugin.convert_input(batch.data)
         return compat.transferred_batch(twin, data, self._device, batch.loader)
-
-
-class TrialTrainer:
-    """Stands for the Trainer in a trial: what is not said otherwise is asked of the real one.
-
-    Args:
-        trainer: the real one.
-        package: its Lightning package.
-    """
-
-    callbacks: Sequence[Any] = ()
-
-    def __init__(self, trainer: Any, package: str) -> None:
-        self._real = trainer
-        self._package = package
-        self.logger = Silent()
-        self.loggers = [self.logger]
-
-    def begin(self, twin: nn.Module, device: torch.device) -> None:
-        """Take the copy, and make a strategy and a precision plugin that are its own."""
-        self.lightning_module = self.model = twin
-        self.precision_plugin = compat.trial_precision(self._real.precision_plugin, device)
-        self.strategy = TrialStrategy(self, self._package, device)
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those of the copy."""
-        return self.strategy.optimizers
-
-    @property
-    def lr_scheduler_configs(self) -> list[Any]:
-        """Those of the copy."""
-        return self.strategy.lr_scheduler_configs
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_real":
-            raise AttributeError(name)
-        return getattr(self._real, name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrialTrainer:
-        return self
-
-
-class TrialStrategy:
-    """Stands for the strategy in a trial: backward and optimizer steps of the copy, with the Trainer's precision.
-
-    Args:
-        trainer: the trial's stand-in.
-        package: the Lightning package.
-        device: the root device.
-    """
-
-    def __init__(self, trainer: TrialTrainer, package: str, device: torch.device) -> None:
-        self._trainer = trainer
-        self._package = package
-        self.root_device = device
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self._lightning_optimizers: list[Any] = []
-        self.lr_scheduler_configs: list[Any] = []
-        self.glue: Glue
-        self.mark: Mark
-        self._manual_step = 0
-
-    @property
-    def precision_plugin(self) -> Any:
-        """That of the copy."""
-        return self._trainer.precision_plugin
-
-    @property
-    def lightning_module(self) -> Any:
-        """The copy."""
-        return self._trainer.lightning_module
-
-    def take_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[Any]) -> None:
-        """Use these, wrapped as Lightning wraps them."""
-        self.optimizers, self.lr_scheduler_configs = list(optimizers), list(schedulers)
-        self._lightning_optimizers = [
-            compat.lightning_optimizer(self._package, optimizer, self) for optimizer in optimizers
-        ]
-
-    def begin_manual_step(self, number: int) -> None:
-        """In manual optimization the user's step calls backward and optimizers itself."""
-        self._manual_step = number
-        self.mark(f"step {number} forward")
-
-    def backward(self, loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As `Strategy.backward`."""
-        if self._manual_step:
-            self.mark(f"step {self._manual_step} backward")
-        plugin, twin = self.precision_plugin, self.lightning_module
-        with self.glue():
-            loss = plugin.pre_backward(loss, twin)
-            plugin.backward(loss, twin, optimizer, *args, **kwargs)
-            result: torch.Tensor = plugin.post_backward(loss, twin)
-        return result
-
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """As `Strategy.optimizer_step`."""
-        return self.precision_plugin.optimizer_step(
-            optimizer, model=model or self.lightning_module, closure=closure, **kwargs
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._trainer._real.strategy, name)
-
-
-class Silent:
-    """Stands for a logger: answers anything, keeps nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Silent:
-        return self
 
 
 def _say_nothing(*args: Any, **kwargs: Any) -> None:
