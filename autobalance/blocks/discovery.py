@@ -157,15 +157,18 @@ def _is_worth_opening(module: nn.Module, role: _Role) -> bool:
     """Whether the parts of `module` make better blocks than the whole."""
     if _is_of_torch(module) and not isinstance(module, _CONTAINERS):
         return any(_repeats(container, _is_composite) for container in _containers_in(module))
-    if role.is_item or role.has_twin:
+    if role.is_item:
         if isinstance(module, _CONTAINERS) and _repeats(module, _is_composite):
             return True
         return not role.has_twin and any(_repeats_alike(container) for container in _containers_in(module))
-    if role.is_alone or (isinstance(module, nn.Sequential) and _repeats(module, _has_parameters)):
+    if any(_repeats(container, _is_composite) for container in _containers_in(module)):
         return True
-    return any(
-        _repeats(container, _is_composite) or _repeats(container, _has_parameters, times=3)
-        for container in _containers_in(module)
+    if role.has_twin:
+        return False
+    return (
+        role.is_alone
+        or (isinstance(module, nn.Sequential) and _repeats(module, _has_parameters))
+        or any(_repeats(container, _has_parameters, times=3) for container in _containers_in(module))
     )
 
 

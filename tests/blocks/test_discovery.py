@@ -98,6 +98,24 @@ def test_a_model_in_one_attribute_is_opened() -> None:
     assert names(Net(nn.LSTM(4, 4, num_layers=2))) == ["net"]
 
 
+def test_two_networks_alike_are_opened_both() -> None:
+    both = Model(student=Decoder(), teacher=Decoder())
+    parts = ("embed", "layers.0", "layers.1", "norm")
+    assert names(both) == [f"{which}.{part}" for which in ("student", "teacher") for part in parts]
+
+
+def test_layers_alike_without_a_list_are_whole() -> None:
+    class Mlp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.layers(x)
+
+    assert names(Model(first=Mlp(), second=Mlp())) == ["first", "second"]
+
+
 def test_a_single_layer_in_a_list_is_whole() -> None:
     assert names(Decoder(depth=1)) == ["embed", "layers.0", "norm"]
 
