@@ -1,0 +1,63 @@
+"""Storages are recorded as they are born, grow and die."""
+
+from __future__ import annotations
+
+import torch
+
+from autobalance.profiling.timeline import ROOT
+from autobalance.profiling.tracer import Tracer
+from autobalance.simulated import using_ledger
+
+
+def test_births_and_deaths_are_recorded_in_order_with_rounded_sizes() -> None:
+    tracer = Tracer()
+    with using_ledger(tracer):
+        first = torch.empty(100, device="simulated:0")
+        second = torch.empty(200, device="simulated:1")
+        del first
+        view = second[:10]
+        del second, view
+    assert (tracer.sizes, tracer.accounts) == ([512, 1024], [0, 1])
+    assert tracer.events == [1, 2, -1, -2]
+
+
+def test_storage_that_grows_is_replaced_by_a_larger_one() -> None:
+    tracer = Tracer()
+    with using_ledger(tracer):
+        grown = torch.empty(100, device="simulated:0")
+        grown.resize_(300)
+        assert tracer.sizes == [512, 1536]
+        assert tracer.events == [1, -1, 2]
+        grown.resize_(290)
+    assert tracer.events == [1, -1, 2], "the storage stays as large as it is"
+
+
+def test_result_is_charged_to_its_first_operand() -> None:
+    tracer = Tracer()
+    with using_ledger(tracer):
+        one = torch.ones(4, device="simulated:2")
+        _ = one + 1
+    assert tracer.accounts == [2, 2]
+
+
+def test_copies_of_a_copy_hold_the_same_value() -> None:
+    tracer = Tracer()
+    tensors = [torch.empty(4) for _ in range(4)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    for account, storage in enumerate(storages):
+        tracer.allocate(storage, 16, account)
+    tracer.copied(storages[1], [storages[0]])
+    tracer.copied(storages[2], [storages[1]])
+    assert tracer.values == [0, 0, 0, -1]
+    assert tracer.copies == {1, 2}
+
+
+def test_timeline_has_owners_in_place_of_accounts_and_keeps_marks() -> None:
+    tracer = Tracer()
+    tensors = [torch.empty(4) for _ in range(2)]
+    tracer.allocate(tensors[0].untyped_storage(), 16, 7)
+    tracer.mark("here")
+    tracer.allocate(tensors[1].untyped_storage(), 16, 9)
+    timeline = tracer.timeline({7: 3})
+    assert timeline.owners == (3, ROOT)
+    assert timeline.marks == (("here", 1),)
