@@ -19,7 +19,6 @@ def register() -> None:
 
 def _histc(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """CUDA counts integers, too; mixtures of experts rely on it."""
-    if values.is_floating_point():
-        result: Tensor = _aten.histc.default(values, *args, **kwargs)
-        return result
-    return _aten.histc.default(values.double(), *args, **kwargs).to(values.dtype)
+    counted = values if values.is_floating_point() else values.double()
+    result: Tensor = _aten.histc.default(counted, *args, **kwargs)
+    return result.to(values.dtype)
