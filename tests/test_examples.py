@@ -50,9 +50,7 @@ def test_the_demo_runs_out_of_memory_on_one_device(demo: str) -> None:
 def test_the_demo_reaches_the_peaks_it_predicts(demo: str) -> None:
     rows = re.findall(r"^simulated:(\d) +([\d,]+) B +([\d,]+) B$", demo, re.MULTILINE)
     assert [device for device, _, _ in rows] == ["0", "1", "2", "3"]
-    beyond = [int(reached.replace(",", "")) - int(predicted.replace(",", "")) for _, predicted, reached in rows]
-    assert beyond[:3] == [0, 0, 0]
-    assert 0 <= beyond[3] <= 8 * 512  # what Lightning keeps of the logged loss, with batch and loss on the last device
+    assert all(predicted == reached for _, predicted, reached in rows), rows
 
 
 def test_the_demo_prints_entropy_and_loss(demo: str) -> None:
