@@ -8,6 +8,7 @@ from autobalance.simulated import (
     backend,
     kernels,
     lacking,
+    layouts,
     loading,
     pending,
     pinning,
@@ -25,6 +26,7 @@ def install() -> None:
     backend.register()
     kernels.register()
     lacking.register()
+    layouts.register()
     recurrent.register()
     refusals.register()
     results.register()
