@@ -89,14 +89,15 @@ def test_forecast_equals_count_for_any_placement(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_replay_is_within_two_copies_of_the_forecast(name: str) -> None:
-    """A replay does not know that two blocks on one device would share a copy that a third device's block changed."""
+def test_replay_equals_the_forecast(name: str) -> None:
+    """An object that moves by its own `.to` makes a copy that nobody shares; the replay takes it as shared."""
+    unseen = 512 if name == "many arguments" else 0
     profiler = profiler_of(CASES[name], OPTIMIZERS["AdamW foreach"])
     profile = profiler.profile()
     for where in (contiguous(profile), *(scattered(profile, seed) for seed in range(3))):
         replayed = replay(profile.timeline, where.assignment, where.root, DEVICES)
         for one, other in zip(replayed, forecast(profiler, where), strict=True):
-            assert abs(one - other) <= 2 * 512
+            assert other - unseen <= one <= other
 
 
 @pytest.mark.parametrize("name", CASES)
