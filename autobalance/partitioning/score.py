@@ -126,7 +126,7 @@ def _position(name: str, place: object, devices: int) -> int:
 
 def _device_of(block: BlockCost, places: Mapping[str, int]) -> int:
     found: dict[int, str] = {}
-    for member in block.members:
+    for member in (block.name, *block.members):  # a module's own name may hold a plus
         for name, device in _placed(member, places).items():
             found.setdefault(device, name)
     if not found:
@@ -149,7 +149,7 @@ def _placed(member: str, places: Mapping[str, int]) -> dict[str, int]:
 
 
 def _concerns(name: str, profile: Profile) -> bool:
-    known = [member for block in profile.blocks for member in block.members]
+    known = [member for block in profile.blocks for member in (block.name, *block.members)]
     known += [loose for loose, _ in profile.loose]
     return any(
         name == member or not name or member.startswith(f"{name}.") or name.startswith(f"{member}.") for member in known

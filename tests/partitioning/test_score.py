@@ -21,6 +21,13 @@ def test_parents_blocks_and_parts_are_understood_as_accelerate_writes_them() -> 
     assert found.root == 0
 
 
+def test_a_module_whose_own_name_holds_a_plus_is_found() -> None:
+    found = score(
+        Profile.from_costs([4, 3], names=["fields.user+item", "head"]), {"fields.user+item": 0, "head": 1}, [9] * 2
+    )
+    assert (found.assignment, found.notes) == ((0, 1), ())
+
+
 def test_the_nearest_parent_decides() -> None:
     assert score(PROFILE, {"": 0, "layers": 1, "layers.0": 0}, [9, 9]).assignment == (0, 0, 1, 0)
 
