@@ -60,16 +60,16 @@ class Layer(nn.Module):
 
 
 class Gpt(Body):
-    """Token and position embedding in glue, four layers, norm and head."""
+    """Token and position embedding in glue, two layers, norm and head."""
 
     vocabulary, time = 20, 12
-    block_names = ("embed", "position", "layers.0", "layers.1", "layers.2", "layers.3", "norm", "head")
+    block_names = ("embed", "position", "layers.0", "layers.1", "norm", "head")
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(self.vocabulary, WIDTH)
         self.position = nn.Embedding(self.time, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, self.vocabulary, bias=False)
 

@@ -20,14 +20,14 @@ from autobalance.strategy.checkpoints import host_state, to_host
 pytestmark = pytest.mark.usefixtures("simulated")
 
 
-def gpt(lightning: ModuleType) -> Any:
+def make(lightning: ModuleType, case: str = "residuals across blocks") -> Any:
     """With momentum: it has optimizer state, and does not blow up the rounding of gradients that are zero in theory."""
     momentum = lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-    return CASES["tied embedding"].make(lightning.LightningModule, momentum)
+    return CASES[case].make(lightning.LightningModule, momentum)
 
 
-def batches(count: int = 4) -> DataLoader[Any]:
-    return loader(CASES["tied embedding"].batches(count))
+def batches(case: str = "residuals across blocks") -> DataLoader[Any]:
+    return loader(CASES[case].batches(4))
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ def test_a_checkpoint_is_plain_and_equals_that_of_the_unsplit_model(
             on_train_epoch_end=lambda trainer, module, name=name: trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
         )
         made.callbacks.append(save)
-        made.fit(gpt(lightning), batches())
+        made.fit(make(lightning, "tied embedding"), batches("tied embedding"))
     split, plain = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in ("split", "plain"))
     assert split.keys() == plain.keys()
     found, expected = tensors_in(split), tensors_in(plain)
@@ -72,14 +72,14 @@ def test_a_checkpoint_is_plain_and_equals_that_of_the_unsplit_model(
 def test_training_resumes_on_any_number_of_devices(
     lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Path, devices: int
 ) -> None:
-    whole = gpt(lightning)
+    whole = make(lightning)
     straight = trainer(max_epochs=2)
     straight.fit(whole, batches())
 
     first = trainer()
-    first.fit(gpt(lightning), batches())
+    first.fit(make(lightning), batches())
     first.save_checkpoint(tmp_path / "half.ckpt")
-    resumed = gpt(lightning)
+    resumed = make(lightning)
     second = trainer(devices=devices, max_epochs=2)
     second.fit(resumed, batches(), ckpt_path=tmp_path / "half.ckpt")
     assert len(set(second.strategy.plan.assignment)) == devices
@@ -90,12 +90,12 @@ def test_training_resumes_on_any_number_of_devices(
 def test_training_resumes_under_lightnings_own_strategy(
     lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Path
 ) -> None:
-    whole = gpt(lightning)
+    whole = make(lightning)
     trainer(max_epochs=2).fit(whole, batches())
     first = trainer()
-    first.fit(gpt(lightning), batches())
+    first.fit(make(lightning), batches())
     first.save_checkpoint(tmp_path / "half.ckpt")
-    resumed = gpt(lightning)
+    resumed = make(lightning)
     second = trainer(accelerator="cpu", devices=1, strategy="auto", max_epochs=2)
     second.fit(resumed, batches(), ckpt_path=tmp_path / "half.ckpt")
     assert_equal(weights(resumed), weights(whole), 1e-5)
@@ -128,7 +128,7 @@ def test_load_from_checkpoint_makes_a_model_on_the_host(
 def test_nothing_stays_on_the_devices_after_a_run(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     gc.collect()
     before = [torch.simulated.memory_allocated(index) for index in range(4)]
-    made, model = trainer(), gpt(lightning)
+    made, model = trainer(), make(lightning)
     made.fit(model, batches())
     del made, model
     gc.collect()
