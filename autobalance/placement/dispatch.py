@@ -50,7 +50,9 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
     declared = getattr(model, "forward_methods", None)
     methods = dict(declared() or {}) if callable(declared) else {}
     of_model = () if "" in blocks.names else methods.pop("", ())
-    installed = install(model, blocks, places, DeviceLocator(targets), methods)
+    installed = install(
+        model, blocks, places, DeviceLocator(targets), methods, exit=(len(blocks) - 1, targets[plan.root])
+    )
     place(model, blocks, places, loose, root_device)
     model.__dict__[_DISPATCHED] = _Dispatched(installed, _EntryLocator(targets), root_device)
     model.__dict__[_DISPATCHED].hook(model, ("forward", *of_model))

@@ -30,11 +30,13 @@ class Door:
         name: the block's name, for errors.
         place: where the block is.
         locator: knows where tensors are and sends them.
+        exit: where the glue is to find the block's output; None: where the block is.
     """
 
     name: str
     place: Place
     locator: Locator
+    exit: Place | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +89,20 @@ def enter_block(door: Door, module: nn.Module, args: Any, kwargs: Any) -> tuple[
 
 def leave_block(door: Door, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """Forward hook, also after an error: put everything back as the caller knows it."""
-    visit = None if door.locator.nothing_moves else _visits.end(door)
+    locator = door.locator
+    visit = None if locator.nothing_moves else _visits.end(door)
     if visit is None:  # another hook failed before the block was entered
         return output
     has_failed = sys.exc_info()[1] is not visit.handled
     changed = visit.mover.changed_in_place()
     if changed and not has_failed:
-        door.locator.changed_in_place(changed[0][0], door.place, door.name)
+        locator.changed_in_place(changed[0][0], door.place, door.name)
     caller = _visits.stack[-1].door if _visits.stack else None
-    if caller is None or caller.place == door.place:
+    if caller is None:
+        visit.mover.carry_back()
+        restored = visit.mover.restore(output)
+        return restored if door.exit is None else Mover(locator, door.exit).move(restored)
+    if caller.place == door.place:
         visit.mover.carry_back()
         return visit.mover.restore(output)
     home = Mover(caller.locator, caller.place)  # called by a block, in which everything is at its place

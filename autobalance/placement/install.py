@@ -48,6 +48,7 @@ def install(
     places: Sequence[Place],
     locator: Locator,
     methods: Mapping[str, Sequence[str]] | None = None,
+    exit: tuple[int, Place] | None = None,
 ) -> Installed:
     """Hook every block so that its inputs move to its place.
 
@@ -61,6 +62,7 @@ def install(
         blocks: the blocks, in order.
         places: one per block.
         locator: knows where tensors are and sends them.
+        exit: index of the block whose output goes to the loss, and the place where the loss is to find it.
         methods: names of methods other than `forward` that run a block, by the name of the block or of a module in it.
 
     Returns:
@@ -71,8 +73,8 @@ def install(
     """
     called = _modules_with_methods(root, blocks, methods or {})
     removes: list[Remove] = []
-    for name, modules, place in zip(blocks.names, blocks.modules, places, strict=True):
-        door = Door(name, place, locator)
+    for index, (name, modules, place) in enumerate(zip(blocks.names, blocks.modules, places, strict=True)):
+        door = Door(name, place, locator, exit[1] if exit is not None and exit[0] == index else None)
         for module in modules:
             removes += hook_block(door, module)
             for method in called.get(id(module), ()):

@@ -60,7 +60,13 @@ class Traced:
 
 
 def trace_apart(
-    root: nn.Module, blocks: Blocks, trial: Trial, batches: Sequence[Batch], device_type: str, kind: Kind = "fake"
+    root: nn.Module,
+    blocks: Blocks,
+    trial: Trial,
+    batches: Sequence[Batch],
+    device_type: str,
+    kind: Kind = "fake",
+    last: int | None = None,
 ) -> Traced:
     """Trace with every block in a place of its own, all on one device.
 
@@ -71,6 +77,7 @@ def trace_apart(
         batches: one of every loader the run will meet, training first.
         device_type: of the devices that the run will use.
         kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
+        last: the block that is called last, whose output goes to the loss; None: as declared, and found out if it is not.
 
     Returns:
         The trace. Accounts: block index; number of blocks plus index for loose tensors; ROOT_ACCOUNT.
@@ -84,12 +91,16 @@ def trace_apart(
     with world:
         layout = _Layout(
             places=range(count),
+            exit=(count - 1 if last is None else last, ROOT_ACCOUNT),
             locator=traced.locator,
             root_device=world.devices[0],
             spot_of=lambda tensor: (0, homes.get(id(tensor), ROOT_ACCOUNT)),
         )
         with world.charging(ROOT_ACCOUNT):
             _run(root, blocks, trial, batches, kind, layout, world, traced)
+    called_last = traced.order[-1] if traced.order else count - 1
+    if last is None and called_last != count - 1:
+        return trace_apart(root, blocks, trial, batches, device_type, kind, called_last)
     return traced
 
 
@@ -125,6 +136,7 @@ def trace_placed(
         places = [world.devices[index] for index in placement.assignment] if apart else placement.assignment
         layout = _Layout(
             places=places,
+            exit=(len(blocks) - 1, world.devices[placement.root] if apart else placement.root),
             locator=DeviceLocator(world.devices) if apart else VirtualLocator(traced.tracer, world),
             root_device=world.devices[placement.root if apart else 0],
             spot_of=lambda tensor: _spot(homes.get(id(tensor), placement.root), apart),
@@ -157,9 +169,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where everything is in a trace; `spot_of` gives (device index, account) of one of the model's tensors."""
+    """Where everything is in a trace; `exit` is (index of the last block, place of the loss), `spot_of` gives (device
+    index, account) of one of the model's tensors."""
 
     places: Sequence[Place]
+    exit: tuple[int, Place]
     locator: Locator
     root_device: torch.device
     spot_of: Callable[[Tensor], tuple[int, int]]
@@ -198,7 +212,7 @@ def _run(
         _describe_static(twin, traced)
         declared = getattr(twin, "forward_methods", None)
         methods = declared() if callable(declared) else None
-        installed = install(twin, twin_blocks, layout.places, layout.locator, methods)
+        installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit)
         _watch_calls(twin_blocks, traced)
         optimizers = trial.prepare(twin, layout.root_device)
         traced.optimizers = tuple(type(optimizer).__name__ for optimizer in optimizers)

@@ -68,7 +68,8 @@ class Placed:
         place(module, blocks, places, loose, devices[plan.root])
         methods = getattr(module, "forward_methods", None)
         declared = methods() if callable(methods) else None
-        self._installed = install(module, blocks, places, DeviceLocator(devices), declared)
+        exit = len(blocks) - 1, devices[plan.root]
+        self._installed = install(module, blocks, places, DeviceLocator(devices), declared, exit)
         if module not in (part for modules in blocks.modules for part in modules):
             self._undo = replace_method(module, "forward", partial(_with_glue, self._installed))
         self._buffers = [
