@@ -222,7 +222,7 @@ def test_precision_of_a_trial_is_its_own(lightning: ModuleType) -> None:
 
 
 def test_a_newer_torch_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_torch_is_checked", False)
+    monkeypatch.setattr(compat.backend, "_torch_is_checked", False)
     monkeypatch.setattr(torch, "__version__", "97.1.0+cpu")
     with pytest.warns(UserWarning, match=r"torch 97.1.0\+cpu is newer than \d+\.\d+, the newest release"):
         compat.warn_if_torch_is_untested()
@@ -230,7 +230,7 @@ def test_a_newer_torch_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tested_torch_is_not_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_torch_is_checked", False)
+    monkeypatch.setattr(compat.backend, "_torch_is_checked", False)
     compat.warn_if_torch_is_untested()
 
 

@@ -1,0 +1,106 @@
+"""Private names of torch's one free device type, its optimizers and its table of FLOPs."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils, backend_registration
+from torch.utils.flop_counter import flop_registry
+
+NEWEST_TESTED_TORCH = (2, 13)
+
+
+_torch_is_checked = False
+
+
+def warn_if_torch_is_untested() -> None:
+    """Warn, once a process, if torch is newer than the newest release that the private names here were tested with."""
+    global _torch_is_checked
+    if _torch_is_checked:
+        return
+    _torch_is_checked = True
+    installed = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if installed > NEWEST_TESTED_TORCH:
+        newest = ".".join(map(str, NEWEST_TESTED_TORCH))
+        warnings.warn(
+            f"torch {torch.__version__} is newer than {newest}, the newest release that autobalance was tested with. "
+            f"If anything fails, try `pip install 'torch=={newest}.*'` or a newer autobalance.",
+            stacklevel=2,
+        )
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Floating-point operations of one operator call, by torch's own formulas; 0 for an operator that has none.
+
+    Args:
+        func: the operator overload.
+        args, kwargs, result: of the call.
+    """
+    formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def private_backend_name() -> str:
+    """Name of torch's one free device type: "privateuseone" until a backend takes it."""
+    return str(torch._C._get_privateuse1_backend_name())
+
+
+def register_python_backend(name: str, module: Any, before_guard: Callable[[], None]) -> None:
+    """Give torch's free device type to a backend that is written in Python, for the rest of the process.
+
+    Args:
+        name: of the device type.
+        module: becomes `torch.<name>`; its `is_available` answers for the accelerator.
+        before_guard: called whenever torch asks for the type of the device, which it does with errors pending.
+    """
+    private = torch._C._autograd.DeviceType.PrivateUse1
+
+    class Guard(torch._C._acc.DeviceGuard):
+        def type_(self) -> Any:
+            before_guard()
+            return private
+
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
+        def is_available(self) -> bool:
+            return bool(module.is_available())
+
+        def has_primary_context(self, device_index: int) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+    backend_registration._setup_privateuseone_for_python_backend(
+        name, backend_module=module, hook=Hooks(), device_guard=Guard()
+    )
+
+
+PRIVATE_BACKEND_KEYS = ("PrivateUse1", "AutocastPrivateUse1")
+"""Dispatch keys, as `torch.library` names them, of torch's one free device type and of its autocast."""
+
+
+@contextlib.contextmanager
+def foreach_on_fakes() -> Iterator[None]:
+    """Let optimizers treat fake tensors as the tensors they stand for, and choose foreach where CUDA's would."""
+    types = import_module("torch.optim.optimizer")._foreach_supported_types
+    added = FakeTensor not in types
+    if added:
+        types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        if added:
+            types.remove(FakeTensor)
+
+
+def support_foreach(cls: Any) -> None:
+    """Let optimizers and gradient clipping choose their foreach form by default for parameters of class `cls`."""
+    for supported in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        supported.append(cls)

@@ -1,0 +1,213 @@
+"""Private names of Lightning; `package` is "pytorch_lightning" or "lightning.pytorch"."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def set_lightning_device(module: nn.Module, device: torch.device) -> None:
+    """Make `LightningModule.device` of `module`, and of those inside it, say `device`; nothing is moved."""
+    for part in module.modules():
+        if any(base.__name__ == "_DeviceDtypeModuleMixin" for base in type(part).__mro__):
+            vars(part)["_device"] = device
+
+
+def request_loaders(package: str, loop: Any) -> Any:
+    """What the user's loader hook or argument gives for `loop`: a loader, a collection of them, or None.
+
+    Args:
+        package: the Lightning package of the loop, "pytorch_lightning" or "lightning.pytorch".
+        loop: a fit or evaluation loop of its Trainer.
+    """
+    source = loop._data_source
+    if source.instance is None or not source.is_defined():
+        return None
+    return import_module(f"{package}.trainer.connectors.data_connector")._request_dataloader(source)
+
+
+def data_owners(trainer: Any) -> list[Any]:
+    """Where the loaders of every loop come from: loaders given to the Trainer, or the modules whose hooks make them."""
+    loops = (
+        trainer.fit_loop,
+        trainer.fit_loop.epoch_loop.val_loop,
+        trainer.validate_loop,
+        trainer.test_loop,
+        trainer.predict_loop,
+    )
+    owners = {id(loop._data_source.instance): loop._data_source.instance for loop in loops}
+    return [owner for owner in owners.values() if owner is not None]
+
+
+@contextlib.contextmanager
+def loader_attachment_kept(trainer: Any) -> Iterator[None]:
+    """Undo on leaving what `trainer.estimated_stepping_batches` does inside: it starts the loader of epoch 0."""
+    loop = vars(trainer.fit_loop)
+    kept, kept_here = dict(loop), {name: vars(trainer)[name] for name in _DATA_ATTRIBUTES if name in vars(trainer)}
+    try:
+        yield
+    finally:
+        loop.clear()
+        loop.update(kept)
+        for name in _DATA_ATTRIBUTES:
+            vars(trainer).pop(name, None)
+        vars(trainer).update(kept_here)
+
+
+_DATA_ATTRIBUTES = ("val_check_batch", "_train_start_time", "_last_val_time")
+
+
+def fresh_iterator(loader: Any) -> Any:
+    """An iterator over `loader` that leaves the persistent workers of a torch DataLoader alone."""
+    return loader._get_iterator() if isinstance(loader, DataLoader) else iter(loader)
+
+
+def gives_one_after_the_other(loader: Any) -> bool:
+    """Whether a CombinedLoader of Lightning gives the batches of its loaders in turn, not one of each together."""
+    return bool(loader._mode == "sequential")
+
+
+def skips_backward(trainer: Any) -> bool:
+    """Whether the running epoch only updates statistics, as weight averaging does for batch norm."""
+    return bool(trainer.fit_loop._skip_backward)
+
+
+class TrainerChoice:
+    """What a Trainer has chosen before it makes its strategy, and what may still be changed.
+
+    Args:
+        connector: the Trainer's accelerator connector.
+    """
+
+    def __init__(self, connector: Any) -> None:
+        self._connector = connector
+
+    @property
+    def package(self) -> str:
+        """The Trainer's Lightning package."""
+        return str(type(self._connector).__module__.partition(".trainer.")[0])
+
+    @property
+    def accelerator(self) -> Any:
+        """The accelerator."""
+        return self._connector.accelerator
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices to use."""
+        return list(self._connector._parallel_devices)
+
+    @property
+    def strategy(self) -> Any:
+        """A name in the strategy registry, or a strategy."""
+        return self._connector._strategy_flag
+
+    @property
+    def precision(self) -> str:
+        """The precision by name."""
+        return str(self._connector._precision_flag)
+
+    @property
+    def precision_plugin(self) -> Any:
+        """The precision plugin that the user gave, or None."""
+        return self._connector._precision_plugin_flag
+
+    def use_precision(self, plugin: Any) -> None:
+        """Have the Trainer use `plugin`."""
+        self._connector._precision_plugin_flag = plugin
+
+    def use_root_device(self, device: torch.device) -> None:
+        """Have a single-device strategy use `device`."""
+        if hasattr(self.strategy, "_root_device"):
+            self.strategy._root_device = device
+
+
+def call_before_strategy_is_chosen(package: str, check: Callable[[TrainerChoice], None]) -> None:
+    """Have `check(choice)` called whenever a Trainer of `package` has chosen its devices but not made its strategy.
+
+    Lightning gives an accelerator no say in the choice of strategy and precision, and launches processes soon after.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        check: may change the choice or raise.
+    """
+    connector = import_module(f"{package}.trainer.connectors.accelerator_connector")._AcceleratorConnector
+    make = connector._init_strategy
+    if hasattr(make, "__wrapped__"):  # done already
+        return
+
+    @wraps(make)
+    def checked(self: Any) -> None:
+        check(TrainerChoice(self))
+        make(self)
+
+    connector._init_strategy = checked
+
+
+def configured_optimizers(package: str, module: Any) -> tuple[list[Any], list[Any]]:
+    """Optimizers and learning-rate schedulers that `module.configure_optimizers()` returns, in any form.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        module: a LightningModule.
+    """
+    optimizers, schedulers = import_module(f"{package}.core.optimizer")._init_optimizers_and_lr_schedulers(module)
+    return list(optimizers), list(schedulers)
+
+
+def lightning_optimizer(package: str, optimizer: Any, strategy: Any) -> Any:
+    """The wrapper in which Lightning hands an optimizer to the user's step.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        optimizer: a torch optimizer.
+        strategy: whose `optimizer_step` the wrapper calls.
+    """
+    return import_module(f"{package}.core.optimizer").LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
+
+
+def closure_classes(package: str) -> tuple[Any, Any]:
+    """Lightning's closure of a step, and the class of its result, which keep the loss alive as in a real run."""
+    automatic = import_module(f"{package}.loops.optimization.automatic")
+    return automatic.Closure, automatic.ClosureResult
+
+
+def transferred_batch(module: Any, batch: Any, device: torch.device, loader: int) -> Any:
+    """The batch after the module's own hooks before, at and after its transfer to `device`."""
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=loader)
+    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=loader)
+
+
+def trial_precision(plugin: Any, device: torch.device) -> Any:
+    """A precision plugin that works like `plugin` on `device` and shares no state with it."""
+    twin = copy.copy(plugin)
+    if hasattr(twin, "autocast_context_manager"):
+        twin.device = device.type
+    if getattr(twin, "scaler", None) is not None:
+        twin.scaler = _SteppingScaler(device.type)
+    return twin
+
+
+class _SteppingScaler(torch.amp.GradScaler):
+    """A gradient scaler that never skips a step: whether a gradient is infinite only real numbers tell."""
+
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+
+def result_collection(package: str, training: bool) -> Any:
+    """The collection in which Lightning keeps what a step logs.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        training: whether the step is a training step.
+    """
+    return import_module(f"{package}.trainer.connectors.logger_connector.result")._ResultCollection(training)

@@ -1,0 +1,164 @@
+"""Private names of torch's modes, autograd and autocast."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.utils import checkpoint
+
+from autobalance.compat.backend import private_backend_name
+
+
+def remove_function_mode(mode: overrides.TorchFunctionMode) -> int | None:
+    """Take `mode` off the stack of torch function modes, wherever it is.
+
+    Args:
+        mode: an entered torch function mode.
+
+    Returns:
+        The number of modes above it, for `insert_function_mode`; None if it is not on the stack.
+    """
+    above = []
+    found = False
+    while function_modes() and not found:
+        top = overrides._pop_mode()
+        found = top is mode
+        if not found:
+            above.append(top)
+    for other in reversed(above):
+        overrides._push_mode(other)
+    return len(above) if found else None
+
+
+def insert_function_mode(mode: overrides.TorchFunctionMode, above: int) -> None:
+    """Put `mode` back below the `above` topmost torch function modes."""
+    others = [overrides._pop_mode() for _ in range(above)]
+    overrides._push_mode(mode)
+    for other in reversed(others):
+        overrides._push_mode(other)
+
+
+def function_modes() -> list[overrides.TorchFunctionMode]:
+    """The torch function modes that are active in this thread, innermost last."""
+    return list(overrides._get_current_function_mode_stack())
+
+
+def call_at_checkpoint(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Have activation checkpointing, for the rest of the process, run `wrap(function)` for each function it is given.
+
+    The function runs again in backward, when the modes that were active around the forward are no longer.
+
+    Args:
+        wrap: a function of a module, asked at each checkpoint; given again, it is not wrapped twice.
+    """
+    if hasattr(checkpoint, "_wrapped_by_autobalance"):
+        return
+    plain_generator, plain_function = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+
+    @wraps(plain_generator)
+    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return plain_generator(wrap(fn), *args, **kwargs)
+
+    class CheckpointFunction(plain_function):  # type: ignore[misc, valid-type]  # torch declares no type for it
+        @classmethod
+        def apply(cls, run_function: Callable[..., Any], *args: Any) -> Any:
+            return super().apply(wrap(run_function), *args)
+
+    checkpoint._checkpoint_without_reentrant_generator = generator
+    checkpoint.CheckpointFunction = CheckpointFunction  # type: ignore[misc]
+    checkpoint._wrapped_by_autobalance = True  # type: ignore[attr-defined]
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward in this thread."""
+    return torch._C._current_autograd_node() is not None
+
+
+@contextlib.contextmanager
+def excluded_autocast() -> Iterator[None]:
+    """Inside, autocast of torch's one free device type leaves operations alone."""
+    with torch._C._ExcludeDispatchKeyGuard(_PRIVATE_AUTOCAST):
+        yield
+
+
+_keys: Any = torch._C.DispatchKey  # torch's own stubs list only some of them
+
+
+_PRIVATE_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastPrivateUse1)
+
+
+def on_autocast_exit(clear: Callable[[], None]) -> None:
+    """Call `clear` whenever torch drops its cache of cast weights, which is when the outermost autocast exits."""
+    clear_torchs = torch.clear_autocast_cache
+
+    @wraps(clear_torchs)
+    def clear_both() -> None:
+        clear()
+        clear_torchs()
+
+    torch.clear_autocast_cache = clear_both
+
+
+@contextlib.contextmanager
+def dispatching_to_python() -> Iterator[None]:
+    """Inside, tensor subclasses and dispatch modes see operations even where torch hides them, as in `torch.tensor`."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(include, exclude - _PYTHON):
+        yield
+
+
+_PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)
+
+
+def single_threaded_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let every backward of this process run in the thread that asks for it, save those of CUDA.
+
+    A Python backend counts as one device in torch, so the engine has no thread for its further devices.
+
+    Args:
+        around: makes of the engine the function that is called instead.
+    """
+    autograd: Any = torch.autograd
+    engine = around(autograd._engine_run_backward)
+
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        name = private_backend_name()
+        on_backend = (isinstance(output, torch.Tensor) and output.device.type == name for output in outputs)
+        if torch.cuda.is_initialized() and not any(on_backend):
+            return engine(outputs, *args, **kwargs)
+        with torch.autograd.set_multithreading_enabled(False):
+            return engine(outputs, *args, **kwargs)
+
+    autograd._engine_run_backward = run
+
+
+def call_around_backward(context: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Have every backward, for the rest of the process, run inside `context()`.
+
+    Args:
+        context: a function of a module, asked at each backward; given again, it is not entered twice.
+    """
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+    if hasattr(autograd, "_context_of_autobalance"):
+        return
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return engine(*args, **kwargs)
+
+    autograd._engine_run_backward = run
+    autograd._context_of_autobalance = context
+
+
+def modes_disabled() -> contextlib.AbstractContextManager[Any]:
+    """A context in which no dispatch mode is active, for work on real tensors in the middle of a trace."""
+    disabled: contextlib.AbstractContextManager[Any] = torch.utils._python_dispatch._disable_current_modes()
+    return disabled

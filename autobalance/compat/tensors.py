@@ -1,0 +1,136 @@
+"""Private names of torch's tensors, storages and modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _mode_utils
+
+
+def without_torch_function() -> Any:
+    """A `__torch_function__` for tensor subclasses that leaves everything to `__torch_dispatch__`."""
+    return torch._C._disabled_torch_function_impl
+
+
+def make_wrapper(cls: type, like: torch.Tensor, device: torch.device, requires_grad: bool) -> Any:
+    """A tensor of class `cls` with the sizes, strides and type of `like`, on `device`, without data of its own."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        like.shape,
+        strides=like.stride(),
+        storage_offset=like.storage_offset(),
+        dtype=like.dtype,
+        device=device,
+        requires_grad=requires_grad,
+    )
+
+
+def reshape_wrapper(wrapper: torch.Tensor, like: torch.Tensor, fresh: torch.Tensor) -> None:
+    """Change the sizes and strides that `wrapper` reports, below autograd and below its own dispatch.
+
+    Args:
+        wrapper: tensor made by `make_wrapper`.
+        like: has the wanted sizes, strides and offset.
+        fresh: another wrapper made for `like`; its (empty) storage is large enough, the present one may not be.
+    """
+    with _mode_utils.no_dispatch():
+        torch._functionalize_unsafe_set(wrapper, fresh)
+        before = torch._C._meta_in_tls_dispatch_include()
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            torch.ops.aten.as_strided_.default(wrapper, like.shape, like.stride(), like.storage_offset())
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(before)
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Identity of a storage, unique among the living."""
+    return int(storage._cdata)
+
+
+def replace_tensor(tensor: torch.Tensor, fresh: torch.Tensor) -> None:
+    """Let the Python object `tensor` stand for what `fresh` stands for, keeping its identity and hooks.
+
+    Like `torch.utils.swap_tensors`, but weak references to `tensor` stay with it instead of being an error.
+    """
+    private: Any = tensor
+    hooks, post_hooks = private._backward_hooks, private._post_accumulate_grad_hooks
+    if private._use_count() > 1:  # a graph that still accumulates into what `tensor` stood for
+        torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(_refuse_backward)
+    torch._C._swap_tensor_impl(tensor, fresh)
+    if hooks is not None:
+        private._backward_hooks = hooks
+    if post_hooks is not None:
+        private._post_accumulate_grad_hooks = post_hooks
+
+
+def _refuse_backward(gradients: Any) -> None:
+    raise RuntimeError(
+        "backward reached a parameter that was moved to another device after the forward; move the module before "
+        "the forward or after the backward"
+    )
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd tracks a tensor as a view of another."""
+    return bool(tensor._is_view())
+
+
+def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace: Callable[..., None]) -> None:
+    """Let `replace(tensor, value)` carry out `tensor.data = value` wherever `handles(tensor, value)`.
+
+    `Module.to` and its like then keep parameters as they do on CUDA, since they assign to `.data` too.
+    """
+    untyped: Any = torch
+    plain = untyped._C.TensorBase.data
+    compatible = untyped._has_compatible_shallow_copy_type
+
+    def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if isinstance(value, torch.Tensor) and handles(tensor, value):
+            replace(tensor, value)
+        else:
+            plain.__set__(tensor, value)
+
+    @wraps(compatible)  # torch's compiler looks at the signature
+    def is_compatible(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+        return handles(tensor, value) or bool(compatible(tensor, value))
+
+    untyped.Tensor.data = property(plain.__get__, assign)
+    untyped._has_compatible_shallow_copy_type = is_compatible
+
+
+def assign_plain_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """torch's own `tensor.data = value`, past `set_data_hook`."""
+    base: Any = torch._C.TensorBase
+    base.data.__set__(tensor, value)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has sizes only, no numbers."""
+    return isinstance(tensor, FakeTensor)
+
+
+def moves_more_than_tensors(module: nn.Module) -> bool:
+    """Whether a module has its own idea of being moved, as metrics do, whose state is in plain attributes."""
+    return type(module)._apply is not nn.Module._apply
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; one made in inference mode does not count."""
+    return tensor._version
+
+
+def gradient_setter() -> Any:
+    """What a torch function mode is told that `tensor.grad = value` calls."""
+    return vars(torch._C.TensorBase)["grad"].__set__
+
+
+def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
+    """The real value that torch itself keeps beside a fake made from a number, None for any other."""
+    constant: torch.Tensor | None = getattr(fake, "constant", None)
+    return constant
