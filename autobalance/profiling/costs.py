@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autobalance.blocks import Blocks
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.timeline import ROOT, Timeline
-from autobalance.profiling.trace import ROOT_ACCOUNT, Traced
+from autobalance.profiling.traced import ROOT_ACCOUNT, Traced
 from autobalance.profiling.work import Work
 
 REFERENCE_FLOPS = 19.5e12  # fp32, NVIDIA A100 data sheet
@@ -116,9 +116,9 @@ def _kept_together(
         owner = owners[account]
         if owner == ROOT:
             raise ValueError(
-                f"block {blocks.names[block]!r} changes the batch (or another tensor that no block made) in place, so that "
-                f"on another device the change would be lost. Clone the tensor before the change, or return the changed "
-                f"tensor."
+                f"block {blocks.names[block]!r} changes the batch (or another tensor that no block made) in place, so "
+                f"that on another device the change would be lost. Clone the tensor before the change, or return the "
+                f"changed tensor."
             )
         groups.append((position[owner], position[block]))
     groups += [(position[owner], position[user]) for user, owner in sorted(traced.foreign)]

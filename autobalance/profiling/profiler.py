@@ -13,7 +13,8 @@ from torch import nn
 from autobalance.blocks import Blocks, find_blocks
 from autobalance.profiling.costs import build_profile
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.trace import Placement, Traced, trace_apart, trace_placed
+from autobalance.profiling.trace import Placement, trace_apart, trace_placed
+from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, PlainTrial, Step, Trial
 from autobalance.profiling.world import Kind
 
@@ -100,8 +101,8 @@ class Profiler:
             self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
         if traced.placeholders:
             self._note(
-                f"{len(traced.placeholders)} number(s) that only real data know (such as `loss.item()`) were taken as 1.0 "
-                f"in the trial"
+                f"{len(traced.placeholders)} number(s) that only real data know (such as `loss.item()`) were taken "
+                f"as 1.0 in the trial"
             )
         return build_profile(
             self.blocks,
@@ -143,8 +144,8 @@ class Profiler:
             self._kind = "real"
             reason = str(error).strip().split("\n")[0]
             self._note(
-                f"the step cannot run on fake tensors ({type(error).__name__}: {reason}), so one real step was run on a "
-                f"copy of the model in host memory"
+                f"the step cannot run on fake tensors ({type(error).__name__}: {reason}), so one real step was run on "
+                f"a copy of the model in host memory"
             )
             return trace("real")
 

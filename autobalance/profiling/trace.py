@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autobalance import compat
 from autobalance.blocks import Blocks
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
 from autobalance.profiling.sandbox import random_state_kept
+from autobalance.profiling.traced import ROOT_ACCOUNT, Observer, Traced, describe_static, mark_moment, watch_calls
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.trial import Batch, Trial
 from autobalance.profiling.virtual import VirtualLocator
-from autobalance.profiling.work import WorkCounter
 from autobalance.profiling.world import Kind, World, make_world
-
-ROOT_ACCOUNT = -1
-
-
-@dataclass
-class Traced:
-    """What a trace leaves behind.
-
-    Attributes:
-        tracer: storages and events.
-        count: number of blocks.
-        order: block indices in the order of their first call.
-        outputs: bytes that each block's forward returned, by block index.
-        work: what each account computed.
-        loose: account by the qualified name of a tensor outside every block.
-        locator: who exchanged what; None in a trace as placed.
-        shared: attributes that could not be copied.
-        placeholders: what kinds of scalar were asked for that only real elements know.
-        optimizers: class names of the optimizers.
-        foreign: pairs (block, block whose parameter it uses without being given it).
-        homes: account by storage of the model's registered tensors.
-    """
-
-    tracer: Tracer
-    count: int
-    order: list[int] = field(default_factory=list)
-    outputs: dict[int, int] = field(default_factory=dict)
-    work: WorkCounter = field(default_factory=WorkCounter)
-    loose: dict[str, int] = field(default_factory=dict)
-    locator: VirtualLocator | None = None
-    shared: list[str] = field(default_factory=list)
-    placeholders: list[str] = field(default_factory=list)
-    optimizers: tuple[str, ...] = ()
-    foreign: set[tuple[int, int]] = field(default_factory=set)
-    homes: dict[int | None, int] = field(default_factory=dict)
 
 
 def trace_apart(
@@ -77,7 +40,7 @@ def trace_apart(
         batches: one of every loader the run will meet, training first.
         device_type: of the devices that the run will use.
         kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
-        last: the block that is called last, whose output goes to the loss; None: as declared, and found out if it is not.
+        last: the block that is called last, whose output goes to the loss; None: as declared, and found out if not.
 
     Returns:
         The trace. Accounts: block index; number of blocks plus index for loose tensors; ROOT_ACCOUNT.
@@ -190,7 +153,7 @@ def _homes(root: nn.Module, blocks: Blocks, of_block: Sequence[int], of_loose: M
 
 
 def _make_world(traced: Traced, kind: Kind, device_type: str, devices: int) -> World:
-    observer = _Observer(traced)
+    observer = Observer(traced)
     world = make_world(kind, device_type, devices, traced.tracer, traced.placeholders.append, observer)
     observer.world = world
     return world
@@ -209,17 +172,17 @@ def _run(
     with random_state_kept():
         twin, traced.shared = copy_module(root, _replacing(root, world, layout), trial.stand_ins(root, kind))
         twin_blocks = _blocks_of(twin, root, blocks)
-        _describe_static(twin, traced)
+        describe_static(twin, traced)
         declared = getattr(twin, "forward_methods", None)
         methods = declared() if callable(declared) else None
         installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit)
-        _watch_calls(twin_blocks, traced)
+        watch_calls(twin_blocks, traced)
         optimizers = trial.prepare(twin, layout.root_device)
         traced.optimizers = tuple(type(optimizer).__name__ for optimizer in optimizers)
-        mark = partial(_mark, traced.tracer, twin, optimizers)
+        mark = partial(mark_moment, traced.tracer, twin, optimizers)
         for batch in batches:
             trial.run(twin, batch, installed.glue, mark)
-        _mark(traced.tracer, twin, optimizers, "end")
+        mark_moment(traced.tracer, twin, optimizers, "end")
 
 
 def _replacing(root: nn.Module, world: World, layout: _Layout) -> Callable[[Tensor], Tensor]:
@@ -238,74 +201,3 @@ def _blocks_of(twin: nn.Module, root: nn.Module, blocks: Blocks) -> Blocks:
     names = {id(module): name for name, module in root.named_modules()}
     modules = tuple(tuple(twin.get_submodule(names[id(part)]) for part in group) for group in blocks.modules)
     return Blocks(blocks.names, modules)
-
-
-def _describe_static(twin: nn.Module, traced: Traced) -> None:
-    tracer = traced.tracer
-    for kind, tensors in (("buffers", twin.buffers()), ("weights", twin.parameters())):
-        for tensor in tensors:
-            index = tracer.find(tensor.untyped_storage())
-            if index is not None:
-                tracer.kinds[index] = kind
-                traced.homes[index] = tracer.accounts[index]
-
-
-class _Observer:
-    """Sees every operation: counts its work, and notes a block that uses another's parameter without being given it."""
-
-    world: World
-
-    def __init__(self, traced: Traced) -> None:
-        self._traced = traced
-
-    def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
-        traced = self._traced
-        traced.work(func, args, kwargs, result, account)
-        locator, inside = traced.locator, self.world.current_account
-        if locator is None or inside is None or inside == ROOT_ACCOUNT or compat.in_backward():
-            return
-        for tensor in _tensors(args):
-            home = traced.homes.get(traced.tracer.find(tensor.untyped_storage()), inside)
-            if home == inside:
-                continue
-            if home < traced.count:
-                traced.foreign.add((inside, home))
-            else:
-                locator.exchanges.setdefault((home, inside))
-
-
-def _mark(tracer: Tracer, twin: nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
-    """Name the moment, and say which of the live storages are gradients and optimizer state by now."""
-    for parameter in twin.parameters():
-        if parameter.grad is not None:
-            tracer.describe(parameter.grad.untyped_storage(), "gradients")
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            for tensor in _tensors(list(state.values())):
-                tracer.describe(tensor.untyped_storage(), "optimizer")
-    tracer.mark(name)
-
-
-def _watch_calls(blocks: Blocks, traced: Traced) -> None:
-    """Note the order of first calls and the bytes of outputs."""
-
-    def called(index: int, module: nn.Module, args: Any, output: Any) -> None:
-        if index not in traced.outputs:
-            traced.order.append(index)
-        storages = {compat.storage_key(tensor.untyped_storage()): tensor for tensor in _tensors(output)}
-        nbytes = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
-        traced.outputs[index] = max(traced.outputs.get(index, 0), nbytes)
-
-    for index, modules in enumerate(blocks.modules):
-        for module in modules:
-            module.register_forward_hook(partial(called, index))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []

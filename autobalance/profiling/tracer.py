@@ -1,7 +1,7 @@
 """The trace as it grows: which storage is born and dies when, and whose it is.
 
-A `Tracer` is a ledger in the sense of `autobalance.simulated`: every storage that simulated work allocates is told to it.
-It has no limit.
+A `Tracer` is a ledger in the sense of `autobalance.simulated`: it is told of every storage that simulated work allocates,
+and has no limit.
 """
 
 from __future__ import annotations

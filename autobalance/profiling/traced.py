@@ -1,0 +1,124 @@
+"""What a trace sees beside storages: calls of blocks, work, and parameters used where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autobalance import compat
+from autobalance.blocks import Blocks
+from autobalance.profiling.tracer import Tracer
+from autobalance.profiling.virtual import VirtualLocator
+from autobalance.profiling.work import WorkCounter
+from autobalance.profiling.world import World
+
+ROOT_ACCOUNT = -1
+
+
+@dataclass
+class Traced:
+    """What a trace leaves behind.
+
+    Attributes:
+        tracer: storages and events.
+        count: number of blocks.
+        order: block indices in the order of their first call.
+        outputs: bytes that each block's forward returned, by block index.
+        work: what each account computed.
+        loose: account by the qualified name of a tensor outside every block.
+        locator: who exchanged what; None in a trace as placed.
+        shared: attributes that could not be copied.
+        placeholders: what kinds of scalar were asked for that only real elements know.
+        optimizers: class names of the optimizers.
+        foreign: pairs (block, block whose parameter it uses without being given it).
+        homes: account by storage of the model's registered tensors.
+    """
+
+    tracer: Tracer
+    count: int
+    order: list[int] = field(default_factory=list)
+    outputs: dict[int, int] = field(default_factory=dict)
+    work: WorkCounter = field(default_factory=WorkCounter)
+    loose: dict[str, int] = field(default_factory=dict)
+    locator: VirtualLocator | None = None
+    shared: list[str] = field(default_factory=list)
+    placeholders: list[str] = field(default_factory=list)
+    optimizers: tuple[str, ...] = ()
+    foreign: set[tuple[int, int]] = field(default_factory=set)
+    homes: dict[int | None, int] = field(default_factory=dict)
+
+
+def describe_static(twin: nn.Module, traced: Traced) -> None:
+    tracer = traced.tracer
+    for kind, tensors in (("buffers", twin.buffers()), ("weights", twin.parameters())):
+        for tensor in tensors:
+            index = tracer.find(tensor.untyped_storage())
+            if index is not None:
+                tracer.kinds[index] = kind
+                traced.homes[index] = tracer.accounts[index]
+
+
+class Observer:
+    """Sees every operation: counts its work, and notes a block that uses another's parameter without being given it."""
+
+    world: World
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
+        traced = self._traced
+        traced.work(func, args, kwargs, result, account)
+        locator, inside = traced.locator, self.world.current_account
+        if locator is None or inside is None or inside == ROOT_ACCOUNT or compat.in_backward():
+            return
+        for tensor in _tensors(args):
+            home = traced.homes.get(traced.tracer.find(tensor.untyped_storage()), inside)
+            if home == inside:
+                continue
+            if home < traced.count:
+                traced.foreign.add((inside, home))
+            else:
+                locator.exchanges.setdefault((home, inside))
+
+
+def mark_moment(tracer: Tracer, twin: nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
+    """Name the moment, and say which of the live storages are gradients and optimizer state by now."""
+    for parameter in twin.parameters():
+        if parameter.grad is not None:
+            tracer.describe(parameter.grad.untyped_storage(), "gradients")
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for tensor in _tensors(list(state.values())):
+                tracer.describe(tensor.untyped_storage(), "optimizer")
+    tracer.mark(name)
+
+
+def watch_calls(blocks: Blocks, traced: Traced) -> None:
+    """Note the order of first calls and the bytes of outputs."""
+
+    def called(index: int, module: nn.Module, args: Any, output: Any) -> None:
+        if index not in traced.outputs:
+            traced.order.append(index)
+        storages = {compat.storage_key(tensor.untyped_storage()): tensor for tensor in _tensors(output)}
+        nbytes = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+        traced.outputs[index] = max(traced.outputs.get(index, 0), nbytes)
+
+    for index, modules in enumerate(blocks.modules):
+        for module in modules:
+            module.register_forward_hook(partial(called, index))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
