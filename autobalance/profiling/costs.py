@@ -153,17 +153,17 @@ def _rows(
     saved, inputs = [0] * count, [0] * count
     static = {kind: [0] * count for kind in ("weights", "gradients", "optimizer", "buffers")}
     for storage in ahead.after - ahead.before:
-        owner = timeline.owners[storage]
-        if owner >= 0 and kinds[storage] not in static:
-            saved[owner] += timeline.sizes[storage]
+        row = _row(timeline.owners[storage], count)
+        if row is not None and kinds[storage] not in static:
+            saved[row] += timeline.sizes[storage]
     for storage in ahead.born:
         owner = timeline.owners[storage]
         if owner >= 0 and timeline.values[storage] >= 0 and storage in traced.tracer.copies:
             inputs[owner] += timeline.sizes[storage]
     for storage in walk(timeline, count, stop, len(timeline.events)).before | back.after:
-        owner = timeline.owners[storage]
-        if owner >= 0 and kinds[storage] in static:
-            static[kinds[storage]][owner] += timeline.sizes[storage]
+        row = _row(timeline.owners[storage], count)
+        if row is not None and kinds[storage] in static:
+            static[kinds[storage]][row] += timeline.sizes[storage]
     steps = max(1, sum(name.endswith(" forward") for name, _ in timeline.marks))
     forward_time = _seconds(traced.work.forward, owner_of, count)
     backward_time = _seconds(traced.work.backward, owner_of, count)
@@ -225,13 +225,13 @@ def walk(timeline: Timeline, count: int, start: int, stop: int) -> Walk:
         if index == start:
             before, first, peak = frozenset(alive), tuple(bytes_of), list(bytes_of)
         storage = abs(event) - 1
-        owner = timeline.owners[storage]
+        row = _row(timeline.owners[storage], count)
         (alive.add if event > 0 else alive.discard)(storage)
         if event > 0 and index >= start:
             born.add(storage)
-        if owner >= 0:
-            bytes_of[owner] += timeline.sizes[storage] if event > 0 else -timeline.sizes[storage]
-            peak[owner] = max(peak[owner], bytes_of[owner])
+        if row is not None:
+            bytes_of[row] += timeline.sizes[storage] if event > 0 else -timeline.sizes[storage]
+            peak[row] = max(peak[row], bytes_of[row])
     if start >= stop:
         before, first, peak = frozenset(alive), tuple(bytes_of), list(bytes_of)
     return Walk(before, frozenset(born), frozenset(alive), first, tuple(bytes_of), tuple(peak))
@@ -252,9 +252,15 @@ def _last_step(timeline: Timeline) -> tuple[int, int, int]:
 
 
 def _seconds(work: Mapping[int, Work], owner_of: Mapping[int, int], count: int) -> list[float]:
-    """Seconds of each block; what glue and loss do is the last block's, on whose device they run."""
+    """Seconds of each block."""
     seconds = [0.0] * count
     for account, done in work.items():
-        owner = owner_of.get(account, ROOT)
-        seconds[owner if owner >= 0 else count - 1] += done.seconds(REFERENCE_FLOPS, REFERENCE_BANDWIDTH)
+        row = _row(owner_of.get(account, ROOT), count)
+        if row is not None:
+            seconds[row] += done.seconds(REFERENCE_FLOPS, REFERENCE_BANDWIDTH)
     return seconds
+
+
+def _row(owner: int, count: int) -> int | None:
+    """The row that tells of an owner: what is on the root device stands in the last block's; None: no row."""
+    return count - 1 if owner == ROOT else owner if owner >= 0 else None

@@ -1,7 +1,6 @@
 """The trace as it grows: which storage is born and dies when, and whose it is.
 
-A `Tracer` is a ledger in the sense of `autobalance.simulated`: it is told of every storage that simulated work allocates,
-and has no limit.
+A `Tracer` is a ledger as `autobalance.simulated` means it: told of every storage of simulated work, it has no limit.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def test_walk_tells_what_a_stretch_was_born_with_and_left() -> None:
     assert stretch.before == {0}
     assert stretch.born == {1, 2, 3}
     assert stretch.after == {0, 2, 3}
-    assert (stretch.first, stretch.peak, stretch.last) == ((10, 0), (15, 20), (10, 20))
+    # What is on the root device stands in the row of the last block.
+    assert (stretch.first, stretch.peak, stretch.last) == ((10, 0), (15, 23), (10, 23))
 
 
 def test_empty_stretch_is_what_was_there() -> None:
