@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -242,3 +243,32 @@ def test_logged_values_are_collected_as_the_trainer_does(lightning: ModuleType) 
     assert collection.metrics(on_step=False)["log"]["x_epoch"] == 2.0
     collection.reset(metrics=False)
     assert not collection.metrics(on_step=True)["callback"]
+
+
+def test_hooks_that_are_overridden_run_in_a_context(lightning: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = importlib.import_module(f"{lightning.__name__}.trainer.call")
+    for name in ("_call_lightning_module_hook", "_call_callback_hooks"):
+        plain = getattr(call, name)
+        monkeypatch.setattr(call, name, getattr(plain, "__wrapped__", plain))
+    monkeypatch.setattr(call, "_wrapped_by_autobalance", True, raising=False)
+    monkeypatch.delattr(call, "_wrapped_by_autobalance")
+    entered: list[Any] = []
+    seen: list[tuple[str, int]] = []
+
+    @contextlib.contextmanager
+    def context(trainer: Any) -> Iterator[None]:
+        entered.append(trainer)
+        yield
+        entered.pop()
+
+    class Watch(lightning.Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            seen.append(("callback", len(entered)))
+
+    compat.call_around_hooks(lightning.__name__, context)
+    compat.call_around_hooks(lightning.__name__, context)  # once is enough
+    model = make_model(lightning)
+    type(model).on_train_start = lambda self: seen.append(("module", len(entered)))
+    model.layer.register_forward_hook(lambda *_: seen.append(("step", len(entered))))
+    make_trainer(lightning, callbacks=[Watch()], max_steps=1).fit(model, data())
+    assert seen == [("callback", 1), ("module", 1), ("step", 0)]

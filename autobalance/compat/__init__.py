@@ -14,6 +14,7 @@ from autobalance.compat.backend import register_python_backend as register_pytho
 from autobalance.compat.backend import support_foreach as support_foreach
 from autobalance.compat.backend import warn_if_torch_is_untested as warn_if_torch_is_untested
 from autobalance.compat.lightning import TrainerChoice as TrainerChoice
+from autobalance.compat.lightning import call_around_hooks as call_around_hooks
 from autobalance.compat.lightning import call_before_strategy_is_chosen as call_before_strategy_is_chosen
 from autobalance.compat.lightning import closure_classes as closure_classes
 from autobalance.compat.lightning import configured_optimizers as configured_optimizers

@@ -152,6 +152,46 @@ def call_before_strategy_is_chosen(package: str, check: Callable[[TrainerChoice]
     connector._init_strategy = checked
 
 
+def call_around_hooks(package: str, context: Callable[[Any], contextlib.AbstractContextManager[Any]]) -> None:
+    """Have the hooks that a LightningModule or a callback of `package` overrides run inside `context(trainer)`.
+
+    Lightning gives a strategy no say around hooks. It is so for the rest of the process.
+
+    Args:
+        package: "pytorch_lightning" or "lightning.pytorch".
+        context: asked for each hook; given again, it is not entered twice.
+    """
+    call: Any = import_module(f"{package}.trainer.call")
+    if hasattr(call, "_wrapped_by_autobalance"):
+        return
+    plain_module = import_module(package).LightningModule
+    plain_callback = import_module(f"{package}.callbacks").Callback
+    call_module, call_callbacks = call._call_lightning_module_hook, call._call_callback_hooks
+
+    @wraps(call_module)
+    def module_hook(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+        module = kwargs.get("pl_module") or trainer.lightning_module
+        if not _is_overridden(hook_name, module, plain_module):
+            return call_module(trainer, hook_name, *args, **kwargs)
+        with context(trainer):
+            return call_module(trainer, hook_name, *args, **kwargs)
+
+    @wraps(call_callbacks)
+    def callback_hooks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
+        if not any(_is_overridden(hook_name, callback, plain_callback) for callback in trainer.callbacks):
+            return
+        with context(trainer):
+            call_callbacks(trainer, hook_name, *args, **kwargs)
+
+    call._call_lightning_module_hook, call._call_callback_hooks = module_hook, callback_hooks
+    call._wrapped_by_autobalance = True
+
+
+def _is_overridden(name: str, instance: Any, base: type) -> bool:
+    method = getattr(instance, name, None)
+    return getattr(method, "__func__", method) is not getattr(base, name, None)
+
+
 def configured_optimizers(package: str, module: Any) -> tuple[list[Any], list[Any]]:
     """Optimizers and learning-rate schedulers that `module.configure_optimizers()` returns, in any form.
 

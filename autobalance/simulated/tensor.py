@@ -98,6 +98,23 @@ class SimulatedTensor(torch.Tensor):
             return format(self.item(), format_spec)
         return object.__format__(self, format_spec)
 
+    # Inside `torch.tensor([loss, other])` torch's dispatcher, asked for `item`, would not find this class.
+
+    def __bool__(self) -> bool:
+        return bool(numbers(self.elements, self.known))
+
+    def __int__(self) -> int:
+        return int(numbers(self.elements, self.known))
+
+    def __index__(self) -> int:
+        return numbers(self.elements, self.known).__index__()
+
+    def __float__(self) -> float:
+        return float(numbers(self.elements, self.known))
+
+    def __complex__(self) -> complex:
+        return complex(numbers(self.elements, self.known))
+
     def tolist(self) -> Any:
         return numbers(self.elements, self.known).tolist()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -79,9 +79,8 @@ class Placed:
         ]
 
     def glue(self) -> AbstractContextManager[None]:
-        """A context in which the user's operations outside blocks run where their operands are."""
-        assert self._installed is not None
-        return self._installed.glue()
+        """A context in which operations outside blocks run where their operands are, if the model is placed."""
+        return nullcontext() if self._installed is None else self._installed.glue()
 
     def remove(self) -> None:
         """Take the hooks off; may be called again."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
-from autobalance.compat import set_lightning_device
+from autobalance.compat import call_around_hooks, set_lightning_device
 from autobalance.placement.materialize import WeightFile, is_on_meta, load_weights
 from autobalance.strategy.checkpoints import host_state, is_local_file, to_host, write_file
 from autobalance.strategy.gradients import drop_stale_gradients
@@ -139,6 +139,7 @@ class SelfBalanceStrategy(OneProcess):
         """Plan, place the blocks, then build optimizers on the placed parameters."""
         assert self.accelerator is not None
         self._trainer = trainer
+        call_around_hooks(self.lightning_package, _glue_of)
         self.accelerator.setup(trainer)
         assert self.model is not None
         self.model = self.precision_plugin.convert_module(self.model)
@@ -183,27 +184,27 @@ class SelfBalanceStrategy(OneProcess):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, its operations outside the blocks on the devices of their operands."""
         drop_stale_gradients(self._trainer, self.optimizers)
-        with self._glue():
+        with self.glue():
             return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Backward, in which activation checkpointing may run the user's code again."""
-        with self._glue():
+        with self.glue():
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, its operations outside the blocks on the devices of their operands."""
-        with self._glue():
+        with self.glue():
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, its operations outside the blocks on the devices of their operands."""
-        with self._glue():
+        with self.glue():
             return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, its operations outside the blocks on the devices of their operands."""
-        with self._glue():
+        with self.glue():
             return super().predict_step(*args, **kwargs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -214,9 +215,9 @@ class SelfBalanceStrategy(OneProcess):
             self._placed.send_buffers_home()
         self._placed.check_batch(batch)
 
-    def _glue(self) -> Any:
-        assert self._placed is not None
-        return self._placed.glue()
+    def glue(self) -> AbstractContextManager[None]:
+        """A context in which the user's operations outside blocks run where their operands are."""
+        return nullcontext() if self._placed is None else self._placed.glue()
 
     # Checkpoints.
 
@@ -264,3 +265,9 @@ class SelfBalanceStrategy(OneProcess):
         """Load each optimizer's state; torch puts it where its parameters are."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
+
+
+def _glue_of(trainer: Any) -> AbstractContextManager[None]:
+    """The glue of a Trainer with this strategy, or of a trial of it; of any other, nothing."""
+    glue: Callable[[], AbstractContextManager[None]] = getattr(trainer.strategy, "glue", nullcontext)
+    return glue()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -117,12 +118,18 @@ class LightningTrial:
             mark(f"step {number} forward")
             closure = self._closure(twin, moved, glue, mark, number, micro_step, accumulate)
             if micro_step == micro_steps - 1:
-                twin.optimizer_step(0, 0, strategy._lightning_optimizers[0], closure)
+                with glue() if self._steps_by_hand(twin) else nullcontext():
+                    twin.optimizer_step(0, 0, strategy._lightning_optimizers[0], closure)
             else:
                 closure()
             result = closure.consume_result()
             self._logged.end_batch()
             del moved, closure, result
+
+    def _steps_by_hand(self, twin: Any) -> bool:
+        """Whether the user's own code takes optimizer steps; Lightning's touches nothing on several devices."""
+        is_overridden: Callable[..., bool] = import_module(f"{self._package}.utilities.model_helpers").is_overridden
+        return is_overridden("optimizer_step", twin)
 
     def _closure(
         self, twin: Any, moved: Any, glue: Glue, mark: Mark, number: int, micro_step: int, accumulate: int
@@ -135,8 +142,9 @@ class LightningTrial:
             return result_class.from_training_step_output(self._training_step(twin, moved, glue), accumulate)
 
         def zero_grad() -> None:
-            twin.on_before_zero_grad(optimizer)
-            twin.optimizer_zero_grad(0, 0, optimizer)
+            with glue():
+                twin.on_before_zero_grad(optimizer)
+                twin.optimizer_zero_grad(0, 0, optimizer)
 
         def backward(loss: torch.Tensor) -> None:
             mark(f"step {number} backward")

@@ -314,3 +314,14 @@ def test_hash_and_equality_are_by_identity() -> None:
     assert (x == y).tolist() == [True]
     assert torch.equal(x, y)
     assert torch.allclose(x, y)
+
+
+def test_numbers_on_devices_make_a_new_tensor() -> None:
+    made = torch.tensor([[on(0, 1.5).sum(), 2.0], [3.0, on(1, 4.0).sum()]])
+    assert (str(made.device), made.tolist()) == ("cpu", [[1.5, 2.0], [3.0, 4.0]])
+    whole = torch.tensor([on(0, 7.0).long().sum(), 8], device="simulated:1")
+    assert (str(whole.device), whole.dtype, whole.tolist()) == ("simulated:1", torch.int64, [7, 8])
+    assert torch.tensor([on(0, 1.0).bool().all(), False]).tolist() == [True, False]
+    assert torch.tensor([on(0, 1.0).to(torch.complex64).sum()]).tolist() == [1 + 0j]
+    with pytest.raises(ValueError, match="only one element tensors can be converted"):
+        float(on(0, 1.0, 2.0))
