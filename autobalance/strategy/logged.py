@@ -86,6 +86,10 @@ class LoggedValues:
         for collection in self._collections.values():
             collection.reset(metrics=False)
 
+    def forget(self) -> None:
+        """Drop the latest values, as Lightning does after its check before training."""
+        self._latest.clear()
+
     @property
     def has_evaluated(self) -> bool:
         """Whether anything was logged outside training."""

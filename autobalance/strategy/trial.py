@@ -91,10 +91,25 @@ class LightningTrial:
                     self._logged.end_epoch()
             return
         self._evaluate(twin, batch, glue, mark)
-        if self._training_batch is not None and repeats and self._logged.has_evaluated:
-            # In later epochs each is beside what the other has logged.
+        if self._training_batch is not None and self._trains_after_validation() and self._logged.has_evaluated:
+            # Each is beside what the other has logged, but of a check before training Lightning forgets the values.
+            if not self._validates_again():
+                self._logged.forget()
             self._train(twin, self._training_batch, glue, mark, STEPS + 1)
             self._evaluate(twin, batch, glue, mark)
+
+    def _trains_after_validation(self) -> bool:
+        return bool(self._validates_again() or self._trainer.num_sanity_val_steps > 0)
+
+    def _validates_again(self) -> bool:
+        """Whether training goes on after a validation: in later epochs, or in the midst of the only one."""
+        return bool(self._trainer.max_epochs != 1 or self._trainer.val_check_interval != 1.0)
+
+    def _most_accumulated(self) -> int:
+        """The most batches whose gradients are added up, now or when `GradientAccumulationScheduler` says so."""
+        schedules = (getattr(callback, "scheduling", None) for callback in self._trainer.callbacks)
+        later = [most for schedule in schedules if isinstance(schedule, dict) for most in schedule.values()]
+        return max(int(self._trainer.accumulate_grad_batches), *later, 1)
 
     def _train(self, twin: Any, batch: Batch, glue: Glue, mark: Mark, number: int) -> None:
         if twin.automatic_optimization:
@@ -108,7 +123,7 @@ class LightningTrial:
         strategy = self._stand_in.strategy
         if not strategy.optimizers:
             return
-        accumulate = self._trainer.accumulate_grad_batches
+        accumulate = self._most_accumulated()
         micro_steps = min(accumulate, MICRO_STEPS)
         drops_early = frees_gradients_early(self._trainer)
         for micro_step in range(micro_steps):

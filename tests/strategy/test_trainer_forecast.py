@@ -73,6 +73,7 @@ class Run:
     batches: int = 4
     validates: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[int, int] | None = None
 
 
 RUNS: dict[str, Run] = {
@@ -97,6 +98,12 @@ RUNS: dict[str, Run] = {
     "larger validation and logged values": Run(
         "residuals across blocks", adapt=logging_values, validates=True, options={"max_epochs": 2}
     ),
+    "logged values of a check before training": Run(adapt=logging_values, validates=True),
+    "logged values of a validation in the midst of the epoch": Run(
+        adapt=logging_values, validates=True, options={"val_check_interval": 2}
+    ),
+    "accumulation on schedule": Run(batches=8, schedule={0: 1, 1: 4}, options={"max_epochs": 2}),
+    "accumulation on schedule, first": Run(batches=8, schedule={0: 4}),
 }
 
 
@@ -119,6 +126,7 @@ def fit(run: Run, capacities: int | list[int] = DEVICES, plan: Any = None) -> tu
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
+            callbacks=[package.callbacks.GradientAccumulationScheduler(dict(run.schedule))] if run.schedule else None,
             **{"max_epochs": 1, **run.options},
         )
         trainer.fit(
