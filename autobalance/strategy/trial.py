@@ -109,7 +109,7 @@ class LightningTrial:
         """The most batches whose gradients are added up, now or when `GradientAccumulationScheduler` says so."""
         schedules = (getattr(callback, "scheduling", None) for callback in self._trainer.callbacks)
         later = [most for schedule in schedules if isinstance(schedule, dict) for most in schedule.values()]
-        return max(int(self._trainer.accumulate_grad_batches), *later, 1)
+        return int(max(self._trainer.accumulate_grad_batches, *later, 1))
 
     def _train(self, twin: Any, batch: Batch, glue: Glue, mark: Mark, number: int) -> None:
         if twin.automatic_optimization:
