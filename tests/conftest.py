@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
