@@ -31,6 +31,7 @@ class LoggedValues:
         self._device = device
         self._collections: dict[str, Any] = {}
         self._latest: dict[str, Tensor] = {}
+        self._trained: set[str] = set()  # names that training has logged
         self._step = ""
 
     def begin(self, step: str, loader: int) -> None:
@@ -87,8 +88,8 @@ class LoggedValues:
             collection.reset(metrics=False)
 
     def forget(self) -> None:
-        """Drop the latest values, as Lightning does after its check before training."""
-        self._latest.clear()
+        """Drop what only other steps than training have logged, as Lightning does after its check before training."""
+        self._latest = {name: value for name, value in self._latest.items() if name in self._trained}
 
     @property
     def has_evaluated(self) -> bool:
@@ -101,3 +102,5 @@ class LoggedValues:
             values = collection.metrics(on_step)
             self._latest.update(values["callback"])
             self._latest.update(values["log"])
+            if self._step == "training_step":
+                self._trained.update(values["callback"], values["log"])

@@ -72,6 +72,7 @@ class Run:
     optimizer: Callable[[Any], Any] = adamw
     batches: int = 4
     validates: bool = False
+    larger: int = 4  # a validation batch is as large as so many training batches
     options: dict[str, Any] = field(default_factory=dict)
     schedule: dict[int, int] | None = None
 
@@ -99,6 +100,7 @@ RUNS: dict[str, Run] = {
         "residuals across blocks", adapt=logging_values, validates=True, options={"max_epochs": 2}
     ),
     "logged values of a check before training": Run(adapt=logging_values, validates=True),
+    "logged values of a check before training, of one size": Run(adapt=logging_values, validates=True, larger=1),
     "logged values of a validation in the midst of the epoch": Run(
         adapt=logging_values, validates=True, options={"val_check_interval": 2}
     ),
@@ -114,7 +116,7 @@ def fit(run: Run, capacities: int | list[int] = DEVICES, plan: Any = None) -> tu
     case = CASES[run.name]
     model = case.make(package.LightningModule, run.optimizer)
     model.__class__ = run.adapt(type(model))
-    larger = [tuple(torch.cat([part] * 4) for part in batch) for batch in case.batches(2)]
+    larger = [tuple(torch.cat([part] * run.larger) for part in batch) for batch in case.batches(2)]
     with simulate(capacities):
         from autobalance import SelfBalanceStrategy
 
