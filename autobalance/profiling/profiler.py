@@ -104,6 +104,8 @@ class Profiler:
                 f"{len(traced.placeholders)} number(s) that only real data know (such as `loss.item()`) were taken "
                 f"as 1.0 in the trial"
             )
+        if self.training and traced.untrained:
+            self._note(_without_gradient(list(traced.untrained)))
         return build_profile(
             self.blocks,
             traced,
@@ -187,3 +189,11 @@ def forecasts(traced: Traced, devices: int) -> list[Forecast]:
         Forecast(peak, next((name for name, start in reversed(tracer.marks) if start <= at), "placement"))
         for peak, at in zip(peaks, where, strict=True)
     ]
+
+
+def _without_gradient(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"{len(names)} trainable parameter(s) got no gradient in the trial ({shown}): if another batch trains them, "
+        f"their gradients and optimizer state need memory beyond the forecast"
+    )

@@ -15,7 +15,15 @@ from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
 from autobalance.profiling.sandbox import random_state_kept
-from autobalance.profiling.traced import ROOT_ACCOUNT, Observer, Traced, describe_static, mark_moment, watch_calls
+from autobalance.profiling.traced import (
+    ROOT_ACCOUNT,
+    Observer,
+    Traced,
+    describe_static,
+    mark_moment,
+    watch_calls,
+    watch_gradients,
+)
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.trial import Batch, Trial
 from autobalance.profiling.virtual import VirtualLocator
@@ -177,6 +185,7 @@ def _run(
         methods = declared() if callable(declared) else None
         installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit)
         watch_calls(twin_blocks, traced)
+        watch_gradients(twin, traced)
         optimizers = trial.prepare(twin, layout.root_device)
         traced.optimizers = tuple(type(optimizer).__name__ for optimizer in optimizers)
         mark = partial(mark_moment, traced.tracer, twin, optimizers)

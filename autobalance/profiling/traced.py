@@ -34,6 +34,7 @@ class Traced:
         locator: who exchanged what; None in a trace as placed.
         shared: attributes that could not be copied.
         placeholders: what kinds of scalar were asked for that only real elements know.
+        untrained: names of trainable parameters that are given no gradient.
         optimizers: class names of the optimizers.
         foreign: pairs (block, block whose parameter it uses without being given it).
         homes: account by storage of the model's registered tensors.
@@ -48,6 +49,7 @@ class Traced:
     locator: VirtualLocator | None = None
     shared: list[str] = field(default_factory=list)
     placeholders: list[str] = field(default_factory=list)
+    untrained: dict[str, None] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
     foreign: set[tuple[int, int]] = field(default_factory=set)
     homes: dict[int | None, int] = field(default_factory=dict)
@@ -112,6 +114,18 @@ def watch_calls(blocks: Blocks, traced: Traced) -> None:
     for index, modules in enumerate(blocks.modules):
         for module in modules:
             module.register_forward_hook(partial(called, index))
+
+
+def watch_gradients(twin: nn.Module, traced: Traced) -> None:
+    """Note which trainable parameters are given no gradient."""
+
+    def given(name: str, parameter: Tensor) -> None:
+        traced.untrained.pop(name, None)
+
+    for name, parameter in twin.named_parameters():
+        if parameter.requires_grad:
+            traced.untrained[name] = None
+            parameter.register_post_accumulate_grad_hook(partial(given, name))
 
 
 def _tensors(value: Any) -> list[Tensor]:

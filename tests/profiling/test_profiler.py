@@ -185,6 +185,28 @@ def test_mask_is_decided_on_without_a_note() -> None:
     assert autobalance.profile(Decides("mask"), torch.ones(8, 256), step=squares).notes == ()
 
 
+class Routed(nn.Module):
+    """Of two experts, the first batch needs one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts[int(x.sum() < 0)](x)
+
+
+def test_parameters_that_the_batch_does_not_train_are_noted() -> None:
+    notes = autobalance.profile(Routed(), torch.ones(2, 8), step=squares).notes
+    assert notes[-1] == (
+        "2 trainable parameter(s) got no gradient in the trial (experts.1.weight, experts.1.bias): if another batch "
+        "trains them, their gradients and optimizer state need memory beyond the forecast"
+    )
+    frozen = Routed()
+    frozen.experts[1].requires_grad_(False)
+    assert len(autobalance.profile(frozen, torch.ones(2, 8), step=squares).notes) == len(notes) - 1
+
+
 def test_number_that_only_real_data_know_is_noted() -> None:
     (note,) = autobalance.profile(Decides("item"), torch.ones(8, 256), step=squares).notes
     assert "number(s) that only real data know (such as `loss.item()`) were taken as 1.0" in note
