@@ -69,7 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="the best split beside other ones, all judged by the same replay")
     _add_profile_and_devices(compare)
     compare.add_argument(
-        "--map", type=Path, action="append", default=[], metavar="FILE", help="a device_map as JSON; may be repeated"
+        "--map",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a device_map as JSON, or a saved plan; may be repeated",
     )
     compare.set_defaults(run=_compare)
     return parser
@@ -159,7 +164,8 @@ def _compare(options: argparse.Namespace) -> None:
         count = len(error.budget)
     scores["equal weights"] = autobalance.score(profile, equal_weights(profile, count), options.devices, **limits)
     for path in options.map:
-        scores[path.name] = autobalance.score(profile, json.loads(path.read_text()), options.devices, **limits)
+        device_map, root = _split(path)
+        scores[path.name] = autobalance.score(profile, device_map, options.devices, root=root, **limits)
     print(render(score_table(scores)))
     for note in notes:
         print(note)
@@ -185,6 +191,15 @@ def equal_weights(profile: Profile, devices: int) -> list[int]:
         assignment.append(min(int(middle * devices / total), devices - 1))
         before += block.weights
     return assignment
+
+
+def _split(path: Path) -> tuple[Any, int | None]:
+    """The device_map in a file, with the root device if it is a plan's."""
+    content = json.loads(path.read_text())
+    if not isinstance(content, dict) or content.get("kind") != "plan":
+        return content, None
+    plan = autobalance.Plan.load(path)
+    return plan.device_map, plan.root
 
 
 def _load(place: str) -> tuple[Any, Any]:

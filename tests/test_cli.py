@@ -77,12 +77,15 @@ def test_compare_judges_all_splits_by_one_replay(
 ) -> None:
     by_hand = tmp_path / "by_hand.json"
     by_hand.write_text(json.dumps({"embed": "cuda:1", "layers": 0, "head": 1}))
-    text = run(capsys, "compare", profile, "2x15MiB", "--map", by_hand)
+    saved = tmp_path / "saved.json"
+    run(capsys, "plan", profile, "2x40MiB", "--policy", "sequential", "-o", saved)
+    text = run(capsys, "compare", profile, "2x15MiB", "--map", by_hand, "--map", saved)
     rows = [re.split(r"  +", line.strip())[:5] for line in text.splitlines() if "%" in line]
     assert {name: cells for name, *cells in rows} == {
         "autobalance": ["12.00 MiB", "12.00 MiB", "80.0%", "yes"],
         "equal weights": ["16.00 MiB", "8.00 MiB", "106.7%", "no"],
         "by_hand.json": ["8.00 MiB", "16.00 MiB", "106.7%", "no"],
+        "saved.json": ["24.00 MiB", "0 B", "160.0%", "no"],
     }
 
 
