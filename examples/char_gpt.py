@@ -103,12 +103,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="autobalance demo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=200, help="training steps (default: %(default)s)")
     steps = parser.parse_args(arguments).steps
+    if steps < 1:
+        parser.error("--steps must be at least 1")
     warnings.filterwarnings("ignore", message=".*(many workers|logging interval|LeafSpec)")  # of no concern here
 
     kind = "cuda" if torch.cuda.device_count() >= 2 else "simulated"
     if kind == "simulated":
         print(f"Devices: {SIMULATED}, simulated on the CPU, since this machine has fewer than two GPUs.")
         autobalance.simulate(SIMULATED)
+        torch.set_num_threads(1)  # for tensors this small, threads wait for each other, on a busy machine for long
     else:
         print(f"Devices: {torch.cuda.device_count()} GPUs, each of which could hold this small model alone.")
     devices = torch.get_device_module(kind)

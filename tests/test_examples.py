@@ -59,6 +59,12 @@ def test_the_demo_prints_entropy_and_loss(demo: str) -> None:
     assert loss < math.log(96)
 
 
+def test_the_demo_needs_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("char_gpt").main(["--steps", "0"])
+    assert "--steps must be at least 1" in capsys.readouterr().err
+
+
 def test_unigram_entropy_is_that_of_the_frequencies() -> None:
     text = torch.tensor([0, 0, 0, 1, 3])
     by_hand = -(0.6 * math.log(0.6) + 2 * 0.2 * math.log(0.2))
