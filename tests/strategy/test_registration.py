@@ -138,7 +138,13 @@ from {package}.cli import LightningCLI
 from {package} import LightningModule
 from autobalance import SelfBalance
 {model}
-cli = LightningCLI(Net, save_config_callback=None, trainer_defaults=dict(WHERE, **QUIET), seed_everything_default=1)
+cli = LightningCLI(
+    Net,
+    save_config_callback=None,
+    trainer_defaults=dict(WHERE, **QUIET),
+    seed_everything_default=1,
+    parser_kwargs=dict(default_env=True),
+)
 strategy = cli.trainer.strategy
 print("ran with", type(strategy).__name__, strategy.options, strategy.plan.assignment)
 """
@@ -153,20 +159,24 @@ def test_the_command_line_takes_a_name_a_class_a_file_and_the_environment(packag
         "    init_args:\n      policy: balanced\n      max_memory: {0: 1MiB}\n      pin: {layer_2: 2}\n"
     )
     code = f"""
-import sys
-for arguments in (["--trainer.strategy=self_balance"], ["--config=config.yaml"]):
+import os, sys
+for arguments in (["--trainer.strategy=self_balance"], ["--config=config.yaml"], []):
+    if not arguments:
+        os.environ["PL_FIT__TRAINER__STRATEGY"] = "self_balance"
     sys.argv[1:] = ["fit", *arguments]
     exec(compile({script!r}, "script", "exec"), dict(globals(), __name__="__main__"))
 """
-    name, file = (line for line in run(code, tmp_path).splitlines() if line.startswith("ran with"))
+    name, file, variable = (line for line in run(code, tmp_path).splitlines() if line.startswith("ran with"))
     assert "SelfBalanceStrategy" in name
     assert "(0, 1, 2)" in name
+    assert variable == name
     assert "policy='balanced', max_memory={0: '1MiB'}, reserve='auto', pin={'layer_2': 2}" in file
 
 
-def test_the_trainer_takes_the_name_from_the_environment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_trainer_takes_the_name_from_the_environment(package: str, tmp_path: Path) -> None:
     code = f"""
-from lightning.pytorch import LightningModule, Trainer
+from {package} import LightningModule, Trainer
 import autobalance
 {WITHOUT_MIXIN}
 fit(Trainer(**WHERE, **QUIET))
