@@ -42,10 +42,12 @@ class Placed:
     _undo: Remove | None = None
     _buffers: list[tuple[nn.Module, str, torch.device]] = field(default_factory=list)
     _has_warned: bool = False
+    _trainable: frozenset[str] | None = None
+    _warned_of: frozenset[str] = frozenset()
 
     def covers(self, module: nn.Module, training: bool, elements: int) -> bool:
         """Whether a run of `module` needs no other plan."""
-        if self.module() is not module or (training and not self.training):
+        if self.module() is not module or (training and (not self.training or self._newly_trainable())):
             return False
         return self.elements is None or elements <= self.elements
 
@@ -60,6 +62,7 @@ class Placed:
         """
         module, plan = self.module(), self.plan
         assert module is not None
+        self._trainable = _trainable_names(module)
         self.remove()
         blocks = find_blocks(module).ordered(plan.block_names)
         places = [devices[index] for index in plan.assignment]
@@ -108,6 +111,30 @@ class Placed:
             f"SelfBalanceStrategy(worst_batch=batch), or worst_batch='scan:200' to look for it.",
             stacklevel=2,
         )
+
+    def check_trainable(self) -> None:
+        """Warn about parameters that have become trainable since the plan was made."""
+        names = [name for name in self._newly_trainable() if name not in self._warned_of]
+        if not names:
+            return
+        self._warned_of |= set(names)
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        warnings.warn(
+            f"{len(names)} parameter(s) have become trainable since the plan was made ({shown}): their gradients and "
+            f"optimizer state are not in it, so a step may need more memory than planned. Fit again after unfreezing "
+            f"to plan anew, or leave room with `reserve=`.",
+            stacklevel=2,
+        )
+
+    def _newly_trainable(self) -> list[str]:
+        module = self.module()
+        if module is None or self._trainable is None:
+            return []
+        return sorted(_trainable_names(module) - self._trainable)
+
+
+def _trainable_names(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
 def _with_glue(

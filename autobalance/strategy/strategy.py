@@ -213,6 +213,7 @@ class SelfBalanceStrategy(OneProcess):
         assert self._placed is not None
         if batch_idx == 0:
             self._placed.send_buffers_home()
+            self._placed.check_trainable()
         self._placed.check_batch(batch)
 
     def glue(self) -> AbstractContextManager[None]:

@@ -261,3 +261,22 @@ def test_the_table_is_logged_once_and_not_without_a_summary(
     messages.clear()
     trainer().fit(big(lightning), batches())
     assert not any("layers.3" in message for message in messages)
+
+
+def test_parameters_unfrozen_after_planning_are_said_once(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    model = CASES["gpt"].make(lightning.LightningModule, adamw)
+    model.embed.requires_grad_(False)
+    model.position.requires_grad_(False)
+
+    class Unfreeze(lightning.Callback):
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            module.embed.requires_grad_(trainer.current_epoch > 0)
+
+    made = trainer(callbacks=[Unfreeze()], max_epochs=3)
+    with pytest.warns(UserWarning, match=r"1 parameter\(s\) have become trainable .*\(embed.weight\)") as caught:
+        made.fit(model, loader(CASES["gpt"].batches(1)))
+    assert len([each for each in caught if "become trainable" in str(each.message)]) == 1
+    planned = made.strategy.plan
+    made.fit_loop.max_epochs = 4
+    made.fit(model, loader(CASES["gpt"].batches(1)))
+    assert made.strategy.plan is not planned, "the next fit is planned anew"
