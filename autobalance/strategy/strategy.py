@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from autobalance.compat import call_around_hooks, set_lightning_device
+from autobalance.execution.naive import NaiveSchedule
 from autobalance.placement.materialize import WeightFile, is_on_meta, load_weights
 from autobalance.strategy.checkpoints import host_state, is_local_file, to_host, write_file
 from autobalance.strategy.gradients import drop_stale_gradients
@@ -100,6 +101,7 @@ class SelfBalanceStrategy(OneProcess):
             retry_on_oom=retry_on_oom,
             rebalance=rebalance,
         )
+        self._schedule = NaiveSchedule(self.glue)
         self._given_plan = read_plan(plan)
         self._placed: Placed | None = None
         self._trainer: Any = None
@@ -182,30 +184,25 @@ class SelfBalanceStrategy(OneProcess):
     # Steps.
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, its operations outside the blocks on the devices of their operands."""
+        """The user's step, as the schedule runs it."""
         drop_stale_gradients(self._trainer, self.optimizers)
-        with self.glue():
-            return super().training_step(*args, **kwargs)
+        return self._schedule.run(super().training_step, *args, **kwargs)
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Backward, in which activation checkpointing may run the user's code again."""
-        with self.glue():
-            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        """Backward, as the schedule runs it."""
+        return self._schedule.run(super().backward, closure_loss, optimizer, *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, its operations outside the blocks on the devices of their operands."""
-        with self.glue():
-            return super().validation_step(*args, **kwargs)
+        """The user's step, as the schedule runs it."""
+        return self._schedule.run(super().validation_step, *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, its operations outside the blocks on the devices of their operands."""
-        with self.glue():
-            return super().test_step(*args, **kwargs)
+        """The user's step, as the schedule runs it."""
+        return self._schedule.run(super().test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, its operations outside the blocks on the devices of their operands."""
-        with self.glue():
-            return super().predict_step(*args, **kwargs)
+        """The user's step, as the schedule runs it."""
+        return self._schedule.run(super().predict_step, *args, **kwargs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Send home what callbacks have made anew on the root device, such as batch norm's statistics."""

@@ -1,0 +1,1 @@
+"""Execution: how a batch goes through the stages."""
