@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autobalance.partitioning.score import score
     from autobalance.partitioning.search import plan
     from autobalance.placement.dispatch import dispatch
+    from autobalance.placement.materialize import load_weights
     from autobalance.profiling.profile import Profile
     from autobalance.profiling.profiler import profile
     from autobalance.simulated import simulate
@@ -36,6 +37,7 @@ _HOMES = {
     "SelfBalance": "autobalance.mixin",
     "SelfBalanceStrategy": "autobalance.strategy",
     "dispatch": "autobalance.placement.dispatch",
+    "load_weights": "autobalance.placement.materialize",
     "plan": "autobalance.partitioning.search",
     "profile": "autobalance.profiling.profiler",
     "score": "autobalance.partitioning.score",
@@ -49,6 +51,7 @@ __all__ = [
     "SelfBalance",
     "SelfBalanceStrategy",
     "dispatch",
+    "load_weights",
     "plan",
     "profile",
     "score",
