@@ -194,6 +194,6 @@ def forecasts(traced: Traced, devices: int) -> list[Forecast]:
 def _without_gradient(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return (
-        f"{len(names)} trainable parameter(s) got no gradient in the trial ({shown}): if another batch trains them, "
-        f"their gradients and optimizer state need memory beyond the forecast"
+        f"{len(names)} trainable parameter(s) got no gradient in the trial ({shown}): their gradients and optimizer "
+        f"state are counted as if they had, since another batch may train them"
     )

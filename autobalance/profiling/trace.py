@@ -26,6 +26,7 @@ from autobalance.profiling.traced import (
 )
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.trial import Batch, Trial
+from autobalance.profiling.untrained import as_if_trained, optimized
 from autobalance.profiling.virtual import VirtualLocator
 from autobalance.profiling.world import Kind, World, make_world
 
@@ -191,6 +192,13 @@ def _run(
         mark = partial(mark_moment, traced.tracer, twin, optimizers)
         for batch in batches:
             trial.run(twin, batch, installed.glue, mark)
+        spare = optimized([twin.get_parameter(name) for name in traced.untrained], optimizers)
+        if spare and batches:
+            mark("as if every parameter were trained")
+            gradients = as_if_trained(spare, optimizers)
+            mark_moment(traced.tracer, twin, optimizers, "optimizer, as if every parameter were trained")
+            trial.run(twin, batches[0], installed.glue, mark)
+            del gradients
         mark_moment(traced.tracer, twin, optimizers, "end")
 
 

@@ -199,12 +199,44 @@ class Routed(nn.Module):
 def test_parameters_that_the_batch_does_not_train_are_noted() -> None:
     notes = autobalance.profile(Routed(), torch.ones(2, 8), step=squares).notes
     assert notes[-1] == (
-        "2 trainable parameter(s) got no gradient in the trial (experts.1.weight, experts.1.bias): if another batch "
-        "trains them, their gradients and optimizer state need memory beyond the forecast"
+        "2 trainable parameter(s) got no gradient in the trial (experts.1.weight, experts.1.bias): their gradients and "
+        "optimizer state are counted as if they had, since another batch may train them"
     )
     frozen = Routed()
     frozen.experts[1].requires_grad_(False)
     assert len(autobalance.profile(frozen, torch.ones(2, 8), step=squares).notes) == len(notes) - 1
+
+
+class Alternating(nn.Module):
+    """Of two equal experts, one batch trains the first and the next one the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)])
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        return self.experts[which](x)
+
+
+def test_budget_holds_for_experts_that_the_sampled_batch_does_not_choose() -> None:
+    sample, adam = torch.ones(4, 256), torch.optim.Adam
+    profile = autobalance.profile(Alternating(), (sample, 0), optimizer=adam, step=lambda m, b: squares_of(m(*b)))
+    chosen, other = profile.blocks
+    weight = 256 * KIB
+    assert (chosen.weights, chosen.gradients, chosen.optimizer) == (weight, weight, 2 * weight)
+    assert (other.weights, other.gradients, other.optimizer) == (weight, weight, 2 * weight)
+    model = Alternating().to("simulated:0")
+    optimizer, batch = adam(model.parameters()), sample.to("simulated:0")
+    torch.simulated.reset_peak_memory_stats(0)
+    for which in (0, 1, 0, 1):
+        optimizer.zero_grad()
+        squares_of(model(batch, which)).backward()
+        optimizer.step()
+    assert torch.simulated.max_memory_allocated(0) <= profile.peak()
+
+
+def squares_of(output: Tensor) -> Tensor:
+    return output.pow(2).sum()
 
 
 def test_number_that_only_real_data_know_is_noted() -> None:
