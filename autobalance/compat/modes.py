@@ -70,8 +70,8 @@ def call_at_checkpoint(wrap: Callable[[Callable[..., Any]], Callable[..., Any]])
             return super().apply(wrap(run_function), *args)
 
     checkpoint._checkpoint_without_reentrant_generator = generator
-    checkpoint.CheckpointFunction = CheckpointFunction  # type: ignore[misc]
-    checkpoint._wrapped_by_autobalance = True  # type: ignore[attr-defined]
+    checkpoint.CheckpointFunction = CheckpointFunction  # type: ignore[misc]  # a class is not meant to be replaced
+    checkpoint._wrapped_by_autobalance = True  # type: ignore[attr-defined]  # our own mark
 
 
 def in_backward() -> bool:
