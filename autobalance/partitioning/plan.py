@@ -78,6 +78,16 @@ class Plan:
         return tuple(block.name for block in self.blocks)
 
     @property
+    def loose_map(self) -> dict[str, int]:
+        """Device index of every module and tensor outside the blocks, by name.
+
+        Example:
+            >>> plan.loose_map
+            {'scale': 1}
+        """
+        return {name: self.root if owner == ROOT else self.assignment[owner] for name, owner in self.loose}
+
+    @property
     def device_map(self) -> dict[str, int]:
         """Device index of every module and tensor by name, as accelerate has it; the parts of a group stand one by one.
 
@@ -90,9 +100,7 @@ class Plan:
             for block, device in zip(self.blocks, self.assignment, strict=True)
             for member in block.members
         }
-        for name, owner in self.loose:
-            places[name] = self.root if owner == ROOT else self.assignment[owner]
-        return places
+        return places | self.loose_map
 
     @property
     def uses(self) -> tuple[float, ...]:

@@ -16,7 +16,6 @@ from autobalance.placement.install import Installed, install
 from autobalance.placement.locate import DeviceLocator, Place, with_index
 from autobalance.placement.move import Mover
 from autobalance.placement.place import place
-from autobalance.profiling.timeline import ROOT
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -46,7 +45,7 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
     _release(model)
     root_device = targets[plan.root]
     places = [targets[index] for index in plan.assignment]
-    loose = {name: root_device if owner == ROOT else places[owner] for name, owner in plan.loose}
+    loose = {name: targets[index] for name, index in plan.loose_map.items()}
     declared = getattr(model, "forward_methods", None)
     methods = dict(declared() or {}) if callable(declared) else {}
     of_model = () if "" in blocks.names else methods.pop("", ())

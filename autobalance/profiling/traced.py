@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
+from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import VirtualLocator
 from autobalance.profiling.work import WorkCounter
@@ -79,7 +80,7 @@ class Observer:
         locator, inside = traced.locator, self.world.current_account
         if locator is None or inside is None or inside == ROOT_ACCOUNT or compat.in_backward():
             return
-        for tensor in _tensors(args):
+        for tensor in tensors_in(args):
             home = traced.homes.get(traced.tracer.find(tensor.untyped_storage()), inside)
             if home == inside:
                 continue
@@ -96,7 +97,7 @@ def mark_moment(tracer: Tracer, twin: nn.Module, optimizers: Sequence[torch.opti
             tracer.describe(parameter.grad.untyped_storage(), "gradients")
     for optimizer in optimizers:
         for state in optimizer.state.values():
-            for tensor in _tensors(list(state.values())):
+            for tensor in tensors_in(list(state.values())):
                 tracer.describe(tensor.untyped_storage(), "optimizer")
     tracer.mark(name)
 
@@ -107,7 +108,7 @@ def watch_calls(blocks: Blocks, traced: Traced) -> None:
     def called(index: int, module: nn.Module, args: Any, output: Any) -> None:
         if index not in traced.outputs:
             traced.order.append(index)
-        storages = {compat.storage_key(tensor.untyped_storage()): tensor for tensor in _tensors(output)}
+        storages = {compat.storage_key(tensor.untyped_storage()): tensor for tensor in tensors_in(output)}
         nbytes = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
         traced.outputs[index] = max(traced.outputs.get(index, 0), nbytes)
 
@@ -126,13 +127,3 @@ def watch_gradients(twin: nn.Module, traced: Traced) -> None:
         if parameter.requires_grad:
             traced.untrained[name] = None
             parameter.register_post_accumulate_grad_hook(partial(given, name))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []

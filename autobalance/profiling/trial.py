@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from autobalance.profiling.nested import tensors_in
 
 Step = Callable[[nn.Module, Any], Tensor]
 Mark = Callable[[str], None]
@@ -179,7 +181,7 @@ def default_step(model: nn.Module, batch: Any) -> Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss
-    sums = [tensor.sum() for tensor in _floating(output)]
+    sums = [tensor.sum() for tensor in tensors_in(output) if tensor.is_floating_point()]
     if not sums:
         raise ValueError(
             f"{type(model).__name__} returned {type(output).__name__}, which holds no floating tensor to run backward "
@@ -189,15 +191,3 @@ def default_step(model: nn.Module, batch: Any) -> Tensor:
     for other in sums[1:]:
         total = total + other.to(total.device)
     return total
-
-
-def _floating(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        for item in output.values():
-            yield from _floating(item)
-    elif isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _floating(item)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autobalance import compat
+from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
 
@@ -44,7 +45,7 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if isinstance(result, Tensor):
-            account = self._charge(result, _tensors((args, kwargs)))
+            account = self._charge(result, tensors_in((args, kwargs)))
         elif isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
             account = self._charge_all(func, result, args, kwargs)
         else:
@@ -73,7 +74,7 @@ class Watch(TorchDispatchMode):
         for index, item in enumerate(results):
             if isinstance(item, Tensor):
                 operand = args[0][index] if by_element and index < len(args[0]) else (args, kwargs)
-                account = self._charge(item, _tensors(operand))
+                account = self._charge(item, tensors_in(operand))
             elif isinstance(item, (list, tuple)):
                 account = self._charge_all(func, item, args, kwargs)
         return account
@@ -117,12 +118,12 @@ class KnownValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = list(_tensors((args, kwargs)))
+        operands = list(tensors_in((args, kwargs)))
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._number(func, operands[0])
         result = func(*args, **kwargs)
         arbitrary = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
-        small = all(self._is_small(made) for made in _tensors([result]))
+        small = all(self._is_small(made) for made in tensors_in([result]))
         if small and not arbitrary and all(self.value_of(operand) is not None for operand in operands):
             self._compute(func, args, kwargs, result)
         elif func._schema.is_mutable:
@@ -146,7 +147,7 @@ class KnownValues(TorchDispatchMode):
             real_kwargs["device"] = torch.device("cpu")
         with compat.modes_disabled():
             real = func(*real_args, **real_kwargs)
-        for fake, value in zip(_tensors([result]), _tensors([real]), strict=False):
+        for fake, value in zip(tensors_in([result]), tensors_in([real]), strict=False):
             self.remember(fake, value)
 
 
@@ -242,16 +243,6 @@ class WatchedWorld:
             if self._known is not None and known is not None:
                 self._known.remember(copied, known.clone())
         return copied
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
 
 
 def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:

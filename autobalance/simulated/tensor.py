@@ -188,11 +188,6 @@ run: Callable[[Any, Any, Any], Any] = _not_ready
 """Carries out one operation; set by `dispatch`, which stands on this module."""
 
 
-def is_simulated(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's data is held by a simulated tensor."""
-    return isinstance(tensor, SimulatedTensor)
-
-
 def involves_simulated(tensor: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether `tensor.data = value` concerns a simulated tensor on either side."""
     return isinstance(tensor, SimulatedTensor) or isinstance(value, SimulatedTensor)

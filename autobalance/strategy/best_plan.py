@@ -98,7 +98,7 @@ def forecast(profiler: Profiler, plan: Plan) -> list[Forecast]:
         profiler: traces placements.
         plan: the plan.
     """
-    return profiler.forecast(plan.block_names, plan.assignment, plan.device_map, plan.root, len(plan.devices))
+    return profiler.forecast(plan.block_names, plan.assignment, plan.loose_map, plan.root, len(plan.devices))
 
 
 def planned_devices(devices: Sequence[torch.device]) -> list[Device]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from autobalance.compat import skips_backward
-from autobalance.strategy.registration import lightning_root
+from autobalance.strategy.registration import lightning_root, overrides
 
 
 def drop_stale_gradients(trainer: Any, optimizers: Sequence[Optimizer]) -> None:
@@ -34,8 +34,7 @@ def frees_gradients_early(trainer: Any) -> bool:
     if not module.automatic_optimization:
         return False
     package = lightning_root(trainer)
-    is_overridden = import_module(f"{package}.utilities.model_helpers").is_overridden
-    if is_overridden("optimizer_zero_grad", module) or is_overridden("on_before_zero_grad", module):
+    if overrides(module, "optimizer_zero_grad") or overrides(module, "on_before_zero_grad"):
         return False
     callback = import_module(f"{package}.callbacks").Callback
     return all(type(own).on_before_zero_grad is callback.on_before_zero_grad for own in trainer.callbacks)

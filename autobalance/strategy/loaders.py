@@ -14,7 +14,7 @@ from torch import Tensor
 from autobalance.compat import fresh_iterator, gives_one_after_the_other, request_loaders
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
-from autobalance.strategy.registration import lightning_root
+from autobalance.strategy.registration import lightning_root, overrides
 from autobalance.strategy.undisturbed import undisturbed
 
 _STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
@@ -59,8 +59,7 @@ def describe(batch: Any) -> str:
 def _sample_stage(trainer: Any, stage: str, options: Options) -> list[Batch]:
     package = lightning_root(trainer)
     assert package is not None
-    is_overridden = import_module(f"{package}.utilities.model_helpers").is_overridden
-    runs = stage == "predict" or is_overridden(_STEPS[stage], trainer.lightning_module)
+    runs = stage == "predict" or overrides(trainer.lightning_module, _STEPS[stage])
     if not runs or getattr(trainer, _LIMITS.get(stage, f"limit_{stage}_batches")) == 0:
         return []
     if stage == "train" and options.worst_batch is not None and not isinstance(options.worst_batch, str):

@@ -66,7 +66,7 @@ class Placed:
         self.remove()
         blocks = find_blocks(module).ordered(plan.block_names)
         places = [devices[index] for index in plan.assignment]
-        loose = {name: devices[index] for name, index in plan.device_map.items()}
+        loose = {name: devices[index] for name, index in plan.loose_map.items()}
         materialize(module, blocks, places, loose, devices[plan.root])
         place(module, blocks, places, loose, devices[plan.root])
         methods = getattr(module, "forward_methods", None)

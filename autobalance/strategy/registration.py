@@ -89,6 +89,17 @@ def lightning_root(value: object) -> str | None:
     return None
 
 
+def overrides(module: Any, hook: str) -> bool:
+    """Whether a LightningModule has a method `hook` of its own.
+
+    Args:
+        module: the LightningModule.
+        hook: name of the method.
+    """
+    package = lightning_root(module)
+    return bool(import_module(f"{package}.utilities.model_helpers").is_overridden(hook, module))
+
+
 def _build(logic: type[Any], bases: tuple[type[Any], ...], root: str) -> type[Any]:
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(__module__=__name__.rpartition(".")[0], __doc__=logic.__doc__, lightning_package=root)

@@ -6,7 +6,6 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from autobalance.strategy.gradients import frees_gradients_early
 from autobalance.strategy.logged import LoggedValues
 from autobalance.strategy.metrics import is_metric, stand_in_for_metric
 from autobalance.strategy.optimizers import refuse_gathering
-from autobalance.strategy.registration import lightning_root
+from autobalance.strategy.registration import lightning_root, overrides
 from autobalance.strategy.stand_ins import TrialTrainer
 
 STEPS = 2  # optimizer state exists only from the second step on
@@ -143,8 +142,7 @@ class LightningTrial:
 
     def _steps_by_hand(self, twin: Any) -> bool:
         """Whether the user's own code takes optimizer steps; Lightning's touches nothing on several devices."""
-        is_overridden: Callable[..., bool] = import_module(f"{self._package}.utilities.model_helpers").is_overridden
-        return is_overridden("optimizer_step", twin)
+        return overrides(twin, "optimizer_step")
 
     def _closure(
         self, twin: Any, moved: Any, glue: Glue, mark: Mark, number: int, micro_step: int, accumulate: int
