@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from autobalance.blocks import Blocks, find_blocks
+from autobalance.kernels.target import SIMULATED, Target, find_target
 from autobalance.profiling.costs import build_profile
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.trace import Placement, trace_apart, trace_placed
+from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed
 from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, PlainTrial, Step, Trial
 from autobalance.profiling.world import Kind
@@ -44,7 +45,8 @@ def profile(
         precision: "32-true", "bf16-mixed" or "16-mixed".
         step: `step(model, batch) -> loss`; default: the output's `.loss`, else the sum of its floating outputs.
         training: False profiles a forward pass without gradients.
-        target: whose kernels are counted: "simulated", or "cuda" where there is a GPU.
+        target: whose kernels are counted: "cuda" (of the GPU that is there, else of an A100), a GPU's name such as
+            "V100-16GB", "cpu", or "simulated".
 
     Returns:
         The profile, in call order.
@@ -52,12 +54,7 @@ def profile(
     Raises:
         ValueError: for a target or precision that is not supported.
     """
-    if target not in ("simulated", "cuda"):
-        raise ValueError(f"target={target!r} does not exist; choose 'simulated', or 'cuda' on a machine with a GPU.")
-    if target == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "target='cuda' needs a GPU, whose kernels are then counted; this machine has none. Use target='simulated'."
-        )
+    kernels = find_target(target, present_gpu())
     if precision not in ("32-true", "bf16-mixed", "16-mixed"):
         raise ValueError(
             f"precision={precision!r} is not supported for a plain module: convert its parameters yourself, or choose "
@@ -65,8 +62,16 @@ def profile(
         )
     trial = PlainTrial(optimizer, step, precision, training)
     kind = "train" if training else "predict"
-    profiler = Profiler(model, find_blocks(model), trial, [Batch(f"{kind} batch", kind, batch)], training, target)
+    profiler = Profiler(model, find_blocks(model), trial, [Batch(f"{kind} batch", kind, batch)], training, kernels)
     return profiler.profile()
+
+
+def present_gpu() -> Target | None:
+    """The kernels of the first GPU that is there, None on a machine without one."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(0)
+    return Target("hip" if torch.version.hip else "cuda", name, torch.cuda.get_device_capability(0))
 
 
 @dataclass
@@ -79,7 +84,7 @@ class Profiler:
         trial: runs the steps.
         batches: one of every loader the run will meet, training first.
         training: whether the run trains.
-        device_type: of the devices that the run will use.
+        target: whose kernels are chosen.
         notes: what a reader of the plan should know.
     """
 
@@ -88,15 +93,13 @@ class Profiler:
     trial: Trial
     batches: Sequence[Batch]
     training: bool = True
-    device_type: str = "simulated"
+    target: Target = SIMULATED
     notes: list[str] = field(default_factory=list)
     _kind: Kind = "fake"
 
     def profile(self) -> Profile:
         """Trace with every block apart."""
-        traced = self._trace(
-            lambda kind: trace_apart(self.root, self.blocks, self.trial, self.batches, self.device_type, kind)
-        )
+        traced = self._trace(lambda kind: trace_apart(self._subject(self.blocks, kind)))
         if traced.shared:
             self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
         if traced.placeholders:
@@ -112,7 +115,7 @@ class Profiler:
             batch=", ".join(batch.name for batch in self.batches),
             training=self.training,
             precision=self.trial.precision,
-            target="cuda" if self.device_type == "cuda" else "simulated",
+            target=self.target.name,
             notes=self.notes,
         )
 
@@ -132,10 +135,11 @@ class Profiler:
             One forecast per device.
         """
         blocks, placement = self.blocks.ordered(names), Placement(assignment, loose, root, devices)
-        traced = self._trace(
-            lambda kind: trace_placed(self.root, blocks, self.trial, self.batches, placement, self.device_type, kind)
-        )
+        traced = self._trace(lambda kind: trace_placed(self._subject(blocks, kind), placement))
         return forecasts(traced, devices)
+
+    def _subject(self, blocks: Blocks, kind: Kind) -> Subject:
+        return Subject(self.root, blocks, self.trial, self.batches, self.target, kind)
 
     def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
         try:

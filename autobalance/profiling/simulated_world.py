@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autobalance.kernels.emulation import emulating
+from autobalance.kernels.target import Target
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
 from autobalance.simulated import backend, dispatch, installation
@@ -24,15 +26,25 @@ class SimulatedWorld:
 
     Args:
         kind: "fake" or "real" elements.
+        target: whose kernels are chosen; real elements know only those of simulated devices.
         devices: how many devices the trial needs.
         tracer: is told of every storage.
         note: told of each number that only real elements know.
         observe: called after each operation.
     """
 
-    def __init__(self, kind: Kind, devices: int, tracer: Tracer, note: Callable[[str], None], observe: Observe) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        target: Target,
+        devices: int,
+        tracer: Tracer,
+        note: Callable[[str], None],
+        observe: Observe,
+    ) -> None:
         installation.install()
         self.devices: Sequence[torch.device] = [torch.device(backend.NAME, index) for index in range(devices)]
+        self._target = target
         self._count = devices
         self._tracer = tracer
         self._note = note
@@ -47,6 +59,8 @@ class SimulatedWorld:
             entering.enter_context(using_ledger(self._tracer))
             if self._mode is not None:
                 entering.enter_context(fake_elements(self._mode, self._note))
+                if self._target.is_emulated:
+                    entering.enter_context(emulating(self._target, "PrivateUse1"))
             entering.enter_context(dispatch.observing(self._observe))
             self._stack = entering.pop_all()
         return self

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import Blocks
+from autobalance.kernels.target import SIMULATED, Target
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
@@ -31,35 +32,43 @@ from autobalance.profiling.virtual import VirtualLocator
 from autobalance.profiling.world import Kind, World, make_world
 
 
-def trace_apart(
-    root: nn.Module,
-    blocks: Blocks,
-    trial: Trial,
-    batches: Sequence[Batch],
-    device_type: str,
-    kind: Kind = "fake",
-    last: int | None = None,
-) -> Traced:
-    """Trace with every block in a place of its own, all on one device.
+@dataclass(frozen=True)
+class Subject:
+    """What is traced.
 
-    Args:
+    Attributes:
         root: the user's model; not touched.
         blocks: its blocks.
         trial: runs the steps.
         batches: one of every loader the run will meet, training first.
-        device_type: of the devices that the run will use.
-        kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
+        target: whose kernels are chosen.
+        kind: of elements: "fake" ones need no memory; "real" ones are a copy of the model on the CPU.
+    """
+
+    root: nn.Module
+    blocks: Blocks
+    trial: Trial
+    batches: Sequence[Batch]
+    target: Target = SIMULATED
+    kind: Kind = "fake"
+
+
+def trace_apart(subject: Subject, last: int | None = None) -> Traced:
+    """Trace with every block in a place of its own, all on one device.
+
+    Args:
+        subject: what is traced.
         last: the block that is called last, whose output goes to the loss; None: as declared, and found out if not.
 
     Returns:
         The trace. Accounts: block index; number of blocks plus index for loose tensors; ROOT_ACCOUNT.
     """
-    count = len(blocks)
-    loose = {name: count + index for index, name in enumerate(loose_tensors(root, blocks))}
-    traced = Traced(Tracer(), count, loose=loose)
-    world = _make_world(traced, kind, device_type, 1)
+    count = len(subject.blocks)
+    loose = {name: count + index for index, name in enumerate(loose_tensors(subject.root, subject.blocks))}
+    traced = Traced(Tracer(subject.target.granule), count, loose=loose)
+    world = _make_world(traced, subject, 1)
     traced.locator = VirtualLocator(traced.tracer, world)
-    homes = _homes(root, blocks, range(count), loose)
+    homes = _homes(subject, range(count), loose)
     with world:
         layout = _Layout(
             places=range(count),
@@ -69,52 +78,39 @@ def trace_apart(
             spot_of=lambda tensor: (0, homes.get(id(tensor), ROOT_ACCOUNT)),
         )
         with world.charging(ROOT_ACCOUNT):
-            _run(root, blocks, trial, batches, kind, layout, world, traced)
+            _run(subject, layout, world, traced)
     called_last = traced.order[-1] if traced.order else count - 1
     if last is None and called_last != count - 1:
-        return trace_apart(root, blocks, trial, batches, device_type, kind, called_last)
+        return trace_apart(subject, called_last)
     return traced
 
 
-def trace_placed(
-    root: nn.Module,
-    blocks: Blocks,
-    trial: Trial,
-    batches: Sequence[Batch],
-    placement: Placement,
-    device_type: str,
-    kind: Kind = "fake",
-) -> Traced:
+def trace_placed(subject: Subject, placement: Placement) -> Traced:
     """Trace with a placement installed, on as many devices as it has.
 
     Args:
-        root: the user's model; not touched.
-        blocks: its blocks.
-        trial: runs the steps.
-        batches: one of every loader the run will meet, training first.
+        subject: what is traced.
         placement: where everything is.
-        device_type: of the devices that the run will use.
-        kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
 
     Returns:
         The trace; accounts are device indices.
     """
-    traced = Traced(Tracer(), len(blocks))
-    world = _make_world(traced, kind, device_type, placement.devices)
-    homes = _homes(root, blocks, placement.assignment, placement.loose)
+    traced = Traced(Tracer(subject.target.granule), len(subject.blocks))
+    world = _make_world(traced, subject, placement.devices)
+    homes = _homes(subject, placement.assignment, placement.loose)
     with world:
         # Where all devices are one, copies are made between accounts instead.
         apart = len(world.devices) == placement.devices
         places = [world.devices[index] for index in placement.assignment] if apart else placement.assignment
         layout = _Layout(
             places=places,
-            exit=(len(blocks) - 1, world.devices[placement.root] if apart else placement.root),
+            exit=(len(subject.blocks) - 1, world.devices[placement.root] if apart else placement.root),
             locator=DeviceLocator(world.devices) if apart else VirtualLocator(traced.tracer, world),
             root_device=world.devices[placement.root if apart else 0],
             spot_of=lambda tensor: _spot(homes.get(id(tensor), placement.root), apart),
         )
         with world.charging(None if apart else placement.root):
-            _run(root, blocks, trial, batches, kind, layout, world, traced)
+            _run(subject, layout, world, traced)
     return traced
 
 
@@ -151,8 +147,9 @@ class _Layout:
     spot_of: Callable[[Tensor], tuple[int, int]]
 
 
-def _homes(root: nn.Module, blocks: Blocks, of_block: Sequence[int], of_loose: Mapping[str, int]) -> dict[int, int]:
+def _homes(subject: Subject, of_block: Sequence[int], of_loose: Mapping[str, int]) -> dict[int, int]:
     """Account by the id of each of the model's registered tensors."""
+    root, blocks = subject.root, subject.blocks
     homes = {id(tensor): of_loose[name] for name, tensor in loose_tensors(root, blocks).items() if name in of_loose}
     for account, modules in zip(of_block, blocks.modules, strict=True):
         for module in modules:
@@ -161,26 +158,18 @@ def _homes(root: nn.Module, blocks: Blocks, of_block: Sequence[int], of_loose: M
     return homes
 
 
-def _make_world(traced: Traced, kind: Kind, device_type: str, devices: int) -> World:
-    observer = Observer(traced)
-    world = make_world(kind, device_type, devices, traced.tracer, traced.placeholders.append, observer)
+def _make_world(traced: Traced, subject: Subject, devices: int) -> World:
+    observer = Observer(traced, subject.target)
+    world = make_world(subject.kind, subject.target, devices, traced.tracer, traced.placeholders.append, observer)
     observer.world = world
     return world
 
 
-def _run(
-    root: nn.Module,
-    blocks: Blocks,
-    trial: Trial,
-    batches: Sequence[Batch],
-    kind: Kind,
-    layout: _Layout,
-    world: World,
-    traced: Traced,
-) -> None:
+def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> None:
+    root, trial, batches = subject.root, subject.trial, subject.batches
     with random_state_kept():
-        twin, traced.shared = copy_module(root, _replacing(root, world, layout), trial.stand_ins(root, kind))
-        twin_blocks = _blocks_of(twin, root, blocks)
+        twin, traced.shared = copy_module(root, _replacing(root, world, layout), trial.stand_ins(root, subject.kind))
+        twin_blocks = _blocks_of(twin, root, subject.blocks)
         describe_static(twin, traced)
         declared = getattr(twin, "forward_methods", None)
         methods = declared() if callable(declared) else None

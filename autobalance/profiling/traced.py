@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
+from autobalance.kernels.scratch import taken_inside
+from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import VirtualLocator
@@ -67,16 +69,44 @@ def describe_static(twin: nn.Module, traced: Traced) -> None:
 
 
 class Observer:
-    """Sees every operation: counts its work, and notes a block that uses another's parameter without being given it."""
+    """Sees every operation: counts its work and what its kernel takes inside, and notes what is used where it is not.
+
+    Args:
+        traced: what is seen is written there.
+        target: whose kernels they are.
+    """
 
     world: World
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, target: Target = SIMULATED) -> None:
         self._traced = traced
+        self._target = target
+        self._seen = 0
 
     def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
         traced = self._traced
         traced.work(func, args, kwargs, result, account)
+        self._tell_maker(func, result)
+        if account is not None and self._target.is_emulated:
+            self._charge_scratch(func, args, kwargs, result, account)
+        self._note_foreign(args)
+
+    def _tell_maker(self, func: Any, result: Any) -> None:
+        tracer = self._traced.tracer
+        if len(tracer.sizes) > self._seen:
+            shape = "x".join(map(str, result.shape)) if isinstance(result, Tensor) else ""
+            tracer.made(self._seen, f"{func.__name__.partition('.')[0]} {shape}".rstrip())
+            self._seen = len(tracer.sizes)
+
+    def _charge_scratch(self, func: Any, args: Any, kwargs: Any, result: Any, account: int) -> None:
+        tracer = self._traced.tracer
+        taken = taken_inside(func, args, kwargs, result, self._target)
+        for name, nbytes in taken.workspaces:
+            tracer.workspace(name, nbytes, account)
+        tracer.transient(taken.transient, account, func.__name__.partition(".")[0])
+
+    def _note_foreign(self, args: Any) -> None:
+        traced = self._traced
         locator, inside = traced.locator, self.world.current_account
         if locator is None or inside is None or inside == ROOT_ACCOUNT or compat.in_backward():
             return

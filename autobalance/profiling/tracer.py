@@ -12,7 +12,7 @@ import torch
 
 from autobalance.compat import storage_key
 from autobalance.profiling.timeline import ROOT, Timeline
-from autobalance.simulated.ledger import rounded
+from autobalance.simulated.ledger import GRANULE
 
 
 class Tracer:
@@ -23,26 +23,37 @@ class Tracer:
         >>> with using_ledger(tracer): ...           # doctest: +SKIP
         >>> tracer.timeline(owner_of={})             # doctest: +SKIP
 
+    Args:
+        granule: bytes to whose multiples the device's allocator rounds up.
+
     Attributes:
+        granule: as given.
         sizes: bytes per storage, rounded as the allocator does.
+        nbytes: bytes per storage, not rounded.
         accounts: to whom each storage is charged.
         values: storages with the same non-negative number hold the same tensor.
-        kinds: what each storage is: "weights", "gradients", ..., or "".
+        kinds: what each storage is: "weights", "gradients", "scratch", ..., or "".
+        makers: the operation that made each storage, and the shape of what it made; "" where nobody said.
         events: +(index + 1) a birth, -(index + 1) a death.
         copies: storages that were made by copying a tensor to another place.
         marks: named moments, as (name, number of events before).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, granule: int = GRANULE) -> None:
+        self.granule = granule
         self.sizes: list[int] = []
+        self.nbytes: list[int] = []
         self.accounts: list[int] = []
         self.values: list[int] = []
         self.kinds: list[str] = []
+        self.makers: list[str] = []
         self.events: list[int] = []
         self.marks: list[tuple[str, int]] = []
         self.copies: set[int] = set()
         self._live: dict[int, int] = {}
         self._next_value = 0
+        self._workspaces: dict[str, int] = {}
+        self._has_workspace: set[tuple[str, int]] = set()
 
     def allocate(self, storage: torch.UntypedStorage, nbytes: int, account: int) -> None:
         """Record a storage that was born, or that grew.
@@ -52,24 +63,73 @@ class Tracer:
             nbytes: its size now, not rounded.
             account: whose it is.
         """
-        size = rounded(nbytes)
+        size = self._rounded(nbytes)
         key = storage_key(storage)
         known = self._live.get(key)
         if known is not None:
             if self.sizes[known] == size:
+                self.nbytes[known] = nbytes
                 return
             account = self.accounts[known]
             self._die(key, known)
         if size == 0:
             return
-        index = len(self.sizes)
-        self.sizes.append(size)
-        self.accounts.append(account)
-        self.values.append(-1)
-        self.kinds.append("")
-        self.events.append(index + 1)
+        index = self._born(size, nbytes, account)
         self._live[key] = index
         weakref.finalize(storage, self._die, key, index).atexit = False
+
+    def _rounded(self, nbytes: int) -> int:
+        return -(-nbytes // self.granule) * self.granule
+
+    def _born(self, size: int, nbytes: int, account: int, kind: str = "") -> int:
+        index = len(self.sizes)
+        self.sizes.append(size)
+        self.nbytes.append(nbytes)
+        self.accounts.append(account)
+        self.values.append(-1)
+        self.kinds.append(kind)
+        self.makers.append("")
+        self.events.append(index + 1)
+        return index
+
+    def transient(self, nbytes: int, account: int, maker: str = "") -> None:
+        """Record what a kernel takes inside and gives back before it ends.
+
+        Args:
+            nbytes: its size, not rounded.
+            account: whose it is.
+            maker: the operation.
+        """
+        if nbytes:
+            index = self._born(self._rounded(nbytes), nbytes, account, "scratch")
+            self.makers[index] = maker
+            self.events.append(-(index + 1))
+
+    def workspace(self, name: str, nbytes: int, account: int) -> None:
+        """Record what a library keeps on a device for ever from its first use on; once a device.
+
+        Accounts that share a device share it too: their workspaces of one name are one tensor's copies, as it were.
+
+        Args:
+            name: of the workspace.
+            nbytes: its size, not rounded.
+            account: whose operation needs it.
+        """
+        if (name, account) in self._has_workspace:
+            return
+        self._has_workspace.add((name, account))
+        index = self._born(self._rounded(nbytes), nbytes, account, "workspace")
+        self.makers[index] = name
+        if name not in self._workspaces:
+            self._workspaces[name] = self._next_value
+            self._next_value += 1
+        self.values[index] = self._workspaces[name]
+
+    def made(self, since: int, maker: str) -> None:
+        """Say which operation made the storages from index `since` on."""
+        for index in range(since, len(self.makers)):
+            if not self.makers[index]:
+                self.makers[index] = maker
 
     def _die(self, key: int, index: int) -> None:
         if self._live.get(key) == index:

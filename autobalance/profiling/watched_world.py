@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autobalance import compat
+from autobalance.kernels.emulation import emulating
+from autobalance.kernels.target import Target
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
@@ -156,6 +158,7 @@ class WatchedWorld:
 
     Args:
         kind: "fake": fakes on the devices themselves; "real": real tensors on the CPU.
+        target: whose kernels are chosen.
         devices: in the order of their accounts.
         tracer: is told of every storage.
         note: told of each number that only real elements know.
@@ -165,12 +168,14 @@ class WatchedWorld:
     def __init__(
         self,
         kind: Kind,
+        target: Target,
         devices: Sequence[torch.device],
         tracer: Tracer,
         note: Callable[[str], None],
         observe: Observe,
     ) -> None:
         self.devices: Sequence[torch.device] = list(devices)
+        self._target = target
         self._tracer = tracer
         self._mode = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else None
         self._known = KnownValues(note) if kind == "fake" else None
@@ -179,7 +184,9 @@ class WatchedWorld:
 
     def __enter__(self) -> WatchedWorld:
         if self._mode is not None and self._known is not None:
-            self._stack.enter_context(compat.foreach_on_fakes())
+            if self._target.is_emulated:
+                self._stack.enter_context(compat.foreach_on_fakes())
+                self._stack.enter_context(emulating(self._target, "CUDA"))
             self._stack.enter_context(self._mode)
             self._stack.enter_context(self._known)
         self._stack.enter_context(self._watch)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from autobalance.kernels.target import Target
 from autobalance.profiling.tracer import Tracer
 
 Kind = Literal["fake", "real"]
@@ -49,26 +50,32 @@ class World(Protocol):
 
 
 def make_world(
-    kind: Kind, device_type: str, devices: int, tracer: Tracer, note: Callable[[str], None], observe: Observe
+    kind: Kind, target: Target, devices: int, tracer: Tracer, note: Callable[[str], None], observe: Observe
 ) -> World:
-    """The world in which a trial for devices of one type can run.
+    """The world in which a trial for a target can run.
+
+    Simulated devices take torch's one free device type, which a process that uses CUDA must not: there fake tensors
+    say themselves that they are on `cuda:N`.
 
     Args:
         kind: "fake" elements need no memory; "real" ones are a copy of the model on the CPU.
-        device_type: "cuda" where CUDA is in use; any other is traced on simulated devices.
+        target: whose kernels are chosen.
         devices: how many.
         tracer: is told of every storage.
         note: told of each number that only real elements know.
         observe: called after each operation.
     """
-    if device_type != "cuda":
+    on_cuda = target.is_emulated and torch.cuda.is_available()
+    if target.kind != "cpu" and not on_cuda:
         from autobalance.profiling.simulated_world import SimulatedWorld
 
-        return SimulatedWorld(kind, devices, tracer, note, observe)
+        return SimulatedWorld(kind, target, devices, tracer, note, observe)
     from autobalance.profiling.watched_world import WatchedWorld
 
-    there = [torch.device("cuda", index) for index in range(devices)] if kind == "fake" else [torch.device("cpu")]
-    return WatchedWorld(kind, there, tracer, note, observe)
+    there = [torch.device("cpu")]
+    if on_cuda and kind == "fake":
+        there = [torch.device("cuda", index) for index in range(devices)]
+    return WatchedWorld(kind, target, there, tracer, note, observe)
 
 
 def on_host(tensor: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ from autobalance.blocks import find_blocks
 from autobalance.devices.detect import detect_devices
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
+from autobalance.kernels.target import find_target
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.search import plan as search
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.profiler import Forecast, Profiler
+from autobalance.profiling.profiler import Forecast, Profiler, present_gpu
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.trial import LightningTrial
@@ -46,7 +47,7 @@ def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], b
         LightningTrial(trainer),
         batches,
         training=trainer.state.fn == "fit",
-        device_type=devices[0].type,
+        target=find_target("cuda" if devices[0].type == "cuda" else "simulated", present_gpu()),
     )
     return checked_plan(profiler, profiler.profile(), planned_devices(devices), options)
 

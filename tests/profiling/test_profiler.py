@@ -319,7 +319,7 @@ def test_model_on_meta_is_profiled_without_memory() -> None:
 
 
 def test_bad_options_are_refused_with_what_exists() -> None:
-    with pytest.raises(ValueError, match="target='tpu' does not exist; choose 'simulated'"):
+    with pytest.raises(ValueError, match="target='tpu' names no kernels that autobalance knows; choose 'cuda'"):
         autobalance.profile(Mlp(), torch.ones(1, 256), target="tpu")
     with pytest.raises(ValueError, match="precision='64-true' is not supported for a plain module"):
         autobalance.profile(Mlp(), torch.ones(1, 256), precision="64-true")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from autobalance.kernels.target import SIMULATED
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import VirtualLocator
 from autobalance.profiling.world import make_world
@@ -16,7 +17,7 @@ from autobalance.profiling.world import make_world
 @pytest.fixture
 def traced() -> Iterator[tuple[Tracer, VirtualLocator]]:
     tracer = Tracer()
-    world = make_world("fake", "simulated", 1, tracer, lambda note: None, lambda *operation: None)
+    world = make_world("fake", SIMULATED, 1, tracer, lambda note: None, lambda *operation: None)
     with world, world.charging(0):
         yield tracer, VirtualLocator(tracer, world)
 

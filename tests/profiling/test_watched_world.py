@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
+from autobalance.kernels.target import Target
 from autobalance.profiling import trace
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.trial import Batch, PlainTrial
@@ -56,8 +57,8 @@ def profiler(model: nn.Module, step: Step = total, kind: Kind = "fake") -> Profi
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials run in the watched world, on CPU tensors."""
 
-    def make(kind: Kind, device_type: str, devices: int, tracer: Any, note: Any, observe: Any) -> WatchedWorld:
-        return WatchedWorld(kind, [torch.device("cpu")], tracer, note, observe)
+    def make(kind: Kind, target: Target, devices: int, tracer: Any, note: Any, observe: Any) -> WatchedWorld:
+        return WatchedWorld(kind, target, [torch.device("cpu")], tracer, note, observe)
 
     monkeypatch.setattr(trace, "make_world", make)
 

@@ -1,0 +1,1 @@
+"""Which kernels a device would choose, and what memory they take, where the device itself is not there."""
