@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from autobalance.profiling.timeline import HOST, ROOT, Timeline
+from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline
 from autobalance.saved import load, save
 
 
@@ -74,6 +74,9 @@ class Profile:
         precision: as Lightning names it: `"32-true"`, `"bf16-mixed"`.
         optimizers: class names.
         notes: what a reader should know: placeholders, fall-backs.
+        batch_size: samples in the batch that was traced; 0: not known.
+        granule: bytes to whose multiples the device rounds storages up.
+        other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
     """
 
     blocks: tuple[BlockCost, ...]
@@ -86,6 +89,10 @@ class Profile:
     precision: str = "32-true"
     optimizers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    batch_size: int = 0
+    granule: int = 512
+    other_blocks: tuple[BlockCost, ...] = ()
+    other_batch_size: int = 0
 
     def __post_init__(self) -> None:
         count = len(self.blocks)
@@ -104,27 +111,83 @@ class Profile:
         strays = {owner for owner in self.timeline.owners if not HOST <= owner < count}
         if strays:
             raise ValueError(f"the timeline names owners {sorted(strays)}, but there are {count} blocks")
+        if self.batch_size < 0 or self.granule < 1:
+            raise ValueError(
+                f"batch_size={self.batch_size} and granule={self.granule}: a batch has no negative number of samples, "
+                f"and a granule at least one byte"
+            )
+        if self.other_blocks and tuple(block.name for block in self.other_blocks) != self.names:
+            raise ValueError("other_blocks describes the same blocks, but names others")
+        if self.other_blocks and self.other_batch_size == self.batch_size:
+            raise ValueError(f"other_batch_size={self.other_batch_size} is batch_size, but rows of another are needed")
 
     @property
     def names(self) -> tuple[str, ...]:
         """Block names in call order."""
         return tuple(block.name for block in self.blocks)
 
-    def peak(self, step: int | None = None) -> int:
+    def peak(self, step: int | None = None, *, phase: Phase | None = None, batch_size: int | None = None) -> int:
         """Bytes at the highest instant if everything sat on one device.
 
         Example:
             >>> profile.peak(step=2)
+            >>> profile.peak(phase="optimizer", batch_size=64)
 
         Args:
-            step: counted from 1; None: the highest of all traced steps.
+            step: counted from 1; steps after the last that was traced are like that one. None: the highest of all.
+            phase: `"forward+backward"` or `"optimizer"`; None: both.
+            batch_size: samples in a batch; None: as traced.
 
         Raises:
-            ValueError: the trace has no such step.
+            ValueError: the trace has no such step or phase, or does not know how bytes depend on the batch.
         """
-        start, stop = self.timeline.window(step)
-        homes = [-1 if owner == HOST else 0 for owner in self.timeline.owners]
-        return self.timeline.peaks(homes, 1, start, stop)[0]
+        timeline = self.timeline if batch_size is None else self._resized(batch_size)
+        if step is not None and timeline.steps and step > timeline.steps[-1]:
+            step = timeline.steps[-1]
+        spans = [timeline.window(step)] if phase is None else timeline.spans(step, phase)
+        homes = [-1 if owner == HOST else 0 for owner in timeline.owners]
+        return max(timeline.peaks(homes, 1, start, stop)[0] for start, stop in spans)
+
+    def scaled(self, batch_size: int) -> Profile:
+        """The profile of the same step on a batch of another size.
+
+        Bytes of storages, and so all peaks, are those that a trace at that size would find. Rows of blocks lie on a
+        line through the two sizes that were traced, which rounding can bend by a granule for each of their storages.
+
+        Example:
+            >>> autobalance.plan(profile.scaled(64), "4x24GiB")     # doctest: +SKIP
+
+        Args:
+            batch_size: samples in a batch.
+
+        Raises:
+            ValueError: the profile does not know how bytes depend on the batch.
+        """
+        timeline = self._resized(batch_size)
+        if batch_size == self.batch_size:
+            return self
+        batch = f"{self.batch}, with {batch_size} samples in place of {self.batch_size}"
+        scaled = replace(self, timeline=timeline, batch=batch, batch_size=batch_size, other_blocks=())
+        if self.other_blocks:
+            way = (batch_size - self.batch_size) / (self.other_batch_size - self.batch_size)
+            pairs = zip(self.blocks, self.other_blocks, strict=True)
+            rows = tuple(_between(block, other, way) for block, other in pairs)
+            scaled = replace(scaled, blocks=rows, other_blocks=self.blocks, other_batch_size=self.batch_size)
+        return scaled
+
+    def _resized(self, batch_size: int) -> Timeline:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}; a batch has at least one sample")
+        if batch_size == self.batch_size:
+            return self.timeline
+        if not self.batch_size or len(self.timeline.fixed) != len(self.timeline.sizes):
+            told = [note for note in self.notes if "batch" in note]
+            raise ValueError(
+                f"this profile holds for the batch it was made with ({self.batch or 'not named'}): how bytes depend on "
+                f"the number of samples is not known. Make a profile with a batch of {batch_size} instead."
+                + "".join(f" Its notes say: {note}." for note in told)
+            )
+        return self.timeline.scaled(batch_size, self.granule)
 
     @classmethod
     def from_costs(
@@ -235,6 +298,18 @@ def require_profile(thing: object, function: str) -> None:
         raise TypeError(
             f"{function} takes a Profile, not a {type(thing).__name__}; make one with autobalance.profile(model, batch)"
         )
+
+
+def _between(block: BlockCost, other: BlockCost, way: float) -> BlockCost:
+    """The row that lies `way` of the way from one to another, beyond it where `way` is above 1."""
+    numbers = {}
+    for column in fields(BlockCost):
+        here, there = getattr(block, column.name), getattr(other, column.name)
+        if isinstance(here, int):
+            numbers[column.name] = max(0, round(here + way * (there - here)))
+        elif isinstance(here, float):
+            numbers[column.name] = max(0.0, here + way * (there - here))
+    return replace(block, **numbers)
 
 
 def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[float]:

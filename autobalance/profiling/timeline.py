@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 ROOT = -1
 """Owner of what lives on the root device: batch, loss, metrics."""
 HOST = -2
 """Owner of what lives on no device."""
+Phase = Literal["forward+backward", "optimizer"]
 # What 64-bit integers can still add up.
 _MOST = 2**62
+
+Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,9 @@ class Timeline:
             -1: a tensor that nothing else holds.
         events: `s + 1`: storage `s` is born; `-(s + 1)`: it dies. What never dies lives to the end.
         marks: names of instants, as (name, index into `events`): ("step 1 forward", 12).
+        fixed, per_sample: a batch of `b` samples takes exactly `fixed + per_sample * b` bytes of a storage, before
+            rounding; both empty where that is not known.
+        scratch: indices of storages that are no tensors, but taken by kernels for themselves: scratch and workspaces.
     """
 
     sizes: tuple[int, ...]
@@ -35,6 +46,9 @@ class Timeline:
     values: tuple[int, ...]
     events: tuple[int, ...]
     marks: tuple[tuple[str, int], ...] = ()
+    fixed: tuple[int, ...] = ()
+    per_sample: tuple[int, ...] = ()
+    scratch: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.sizes)
@@ -47,6 +61,20 @@ class Timeline:
             raise ValueError(f"a storage has {min(self.sizes)} bytes; sizes must not be negative")
         if sum(self.sizes) > _MOST:
             raise ValueError(f"the storages take {sum(self.sizes)} bytes together, more than any machine has")
+        if (len(self.fixed), len(self.per_sample)) not in ((0, 0), (count, count)):
+            raise ValueError(
+                f"fixed and per_sample have {len(self.fixed)} and {len(self.per_sample)} entries; both describe all "
+                f"{count} storages, or none"
+            )
+        for storage in self.scratch:
+            if not 0 <= storage < count:
+                raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
+        self._check_events(count)
+        for name, position in self.marks:
+            if not 0 <= position <= len(self.events):
+                raise ValueError(f"mark {name!r} is at event {position}, but there are {len(self.events)} events")
+
+    def _check_events(self, count: int) -> None:
         alive = bytearray(count)
         for position, event in enumerate(self.events):
             storage = abs(event) - 1
@@ -56,9 +84,6 @@ class Timeline:
                 state = "born while it lives" if event > 0 else "dies while it is not alive"
                 raise ValueError(f"event {position}: storage {storage} {state}")
             alive[storage] = event > 0
-        for name, position in self.marks:
-            if not 0 <= position <= len(self.events):
-                raise ValueError(f"mark {name!r} is at event {position}, but there are {len(self.events)} events")
 
     def peaks(self, homes: Sequence[int], devices: int, start: int = 0, stop: int | None = None) -> list[int]:
         """Most bytes alive at once on each device.
@@ -76,34 +101,61 @@ class Timeline:
         Returns:
             Peak bytes per device.
         """
-        used = [0] * devices
-        peaks = [0] * devices
-        # Per device and shared value: how many of its storages live there, and the bytes that they take together.
-        holders: dict[tuple[int, int], tuple[int, int]] = {}
-        last = len(self.events) if stop is None else stop
-        for position, event in enumerate(self.events[:last]):
-            if position == start:
-                peaks = used.copy()
-            storage = abs(event) - 1
-            device = homes[storage]
-            if device < 0:
-                continue
-            size, value = self.sizes[storage], self.values[storage]
-            if value >= 0:
-                count, taken = holders.get((device, value), (0, size))
-                count += 1 if event > 0 else -1
-                holders[device, value] = (count, taken)
-                if count == 0:
-                    del holders[device, value]
-                if count != (1 if event > 0 else 0):
-                    continue
-                size = taken
-            if event > 0:
-                used[device] += size
-                peaks[device] = max(peaks[device], used[device])
-            else:
-                used[device] -= size
-        return peaks if start < last else used
+        last = len(self.events) if stop is None else min(stop, len(self.events))
+        storages, born = self._events
+        devices_of = np.asarray(homes, dtype=np.int64)[storages[:last]]
+        changes = self._changes(devices_of, storages[:last], born[:last])
+        peaks = []
+        for device in range(devices):
+            here = np.flatnonzero(devices_of == device)
+            used = np.cumsum(changes[here])
+            first = int(np.searchsorted(here, start))
+            already = int(used[min(first, len(used)) - 1]) if first else 0
+            peaks.append(max(already, int(used[first:].max(initial=0))))
+        return peaks
+
+    def _changes(self, devices: Whole, storages: Whole, born: NDArray[np.bool_]) -> Whole:
+        """Bytes by which each event changes what its device holds."""
+        sizes, values = self._columns
+        changes = np.where(born, sizes[storages], -sizes[storages])
+        shared = np.flatnonzero((values[storages] >= 0) & (devices >= 0))
+        if not len(shared):
+            return changes
+        # Of one tensor on one device only the first birth and the last death change anything.
+        order = shared[np.lexsort((values[storages[shared]], devices[shared]))]
+        steps = np.where(born[order], 1, -1)
+        # Every group of equal (device, value) begins with nobody; what earlier groups leave alive is taken off.
+        total = np.cumsum(steps)
+        begins = np.ones(len(order), dtype=bool)
+        begins[1:] = (devices[order][1:] != devices[order][:-1]) | (
+            values[storages[order]][1:] != values[storages[order]][:-1]
+        )
+        heads = np.flatnonzero(begins)
+        holders = total - np.repeat(total[heads] - steps[heads], np.diff([*heads, len(order)]))
+        first = (holders == 1) & (steps > 0)
+        taken_at = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+        taken = sizes[storages[order]][taken_at]
+        changes[order] = np.where(first, taken, np.where(holders == 0, -taken, 0))
+        return changes
+
+    @cached_property
+    def _events(self) -> tuple[Whole, NDArray[np.bool_]]:
+        """Storage of each event, and whether it is born."""
+        events = np.array(self.events, dtype=np.int64)
+        return np.abs(events) - 1, events > 0
+
+    @cached_property
+    def _columns(self) -> tuple[Whole, Whole]:
+        """Sizes and values."""
+        return np.array(self.sizes, dtype=np.int64), np.array(self.values, dtype=np.int64)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of the traced steps."""
+        words = (name.split() for name, _ in self.marks)
+        return tuple(
+            sorted({int(word[1]) for word in words if word[0] == "step" and word[1:2] and word[1].isdecimal()})
+        )
 
     def window(self, step: int | None) -> tuple[int, int]:
         """First event and one past the last event of a step, from the marks; of everything for None.
@@ -127,3 +179,45 @@ class Timeline:
             if position >= first and name.startswith("step ") and name.split()[1] != str(step)
         ]
         return first, min(later, default=len(self.events))
+
+    def spans(self, step: int | None, phase: Phase) -> list[tuple[int, int]]:
+        """The stretches of events that belong to one phase of a step, or of all steps for None.
+
+        Example:
+            >>> timeline.spans(2, "optimizer")
+
+        Raises:
+            ValueError: no mark speaks of that step or phase.
+        """
+        if phase not in ("forward+backward", "optimizer"):
+            raise ValueError(f"phase={phase!r} does not exist; choose 'forward+backward' or 'optimizer'")
+        first, last = self.window(step)
+        ends = [*(position for _, position in self.marks[1:]), len(self.events)]
+        found = []
+        for (name, start), stop in zip(self.marks, ends, strict=False):
+            wanted = ("optimizer",) if phase == "optimizer" else ("forward", "backward")
+            if first <= start < last and name.startswith("step ") and name.split()[-1] in wanted:
+                found.append((start, min(stop, last)))
+        if not found:
+            of = "the trace" if step is None else f"step {step}"
+            known = ", ".join(name for name, _ in self.marks) or "none"
+            raise ValueError(f"{of} has no phase {phase!r}; the marks of the profile are: {known}")
+        return found
+
+    def scaled(self, batch_size: int, granule: int) -> Timeline:
+        """The same events with the bytes that another batch takes.
+
+        Example:
+            >>> timeline.scaled(64, granule=512)
+
+        Args:
+            batch_size: samples.
+            granule: bytes to whose multiples storages are rounded up.
+
+        Raises:
+            ValueError: it is not known how bytes depend on the batch.
+        """
+        if len(self.fixed) != len(self.sizes):
+            raise ValueError("the timeline does not know its bytes as a function of the batch")
+        exact = (fixed + each * batch_size for fixed, each in zip(self.fixed, self.per_sample, strict=True))
+        return replace(self, sizes=tuple(-(-max(0, nbytes) // granule) * granule for nbytes in exact))

@@ -91,3 +91,70 @@ def test_another_file_or_version_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
     with pytest.raises(ValueError, match="another version of autobalance; make the profile again"):
         Profile.load(path)
+
+
+def growing() -> Profile:
+    """Two steps of a block with 100 B of weights and 10 B for each of 4 samples; the optimizer adds 200 B."""
+    timeline = Timeline(
+        sizes=(512, 512, 512),
+        owners=(0,) * 3,
+        values=(-1,) * 3,
+        events=(1, 2, -2, 3, 2, -2),
+        marks=(
+            ("step 1 forward", 1),
+            ("step 1 optimizer", 2),
+            ("step 2 forward", 4),
+            ("step 2 optimizer", 5),
+            ("end", 6),
+        ),
+        fixed=(100, 0, 200),
+        per_sample=(0, 10, 0),
+    )
+    return Profile(
+        (BlockCost("a", weights=512, saved=512, forward_time=2.0),),
+        timeline,
+        batch="train batch of 4",
+        batch_size=4,
+        other_blocks=(BlockCost("a", weights=512, saved=1024, forward_time=3.0),),
+        other_batch_size=8,
+    )
+
+
+def test_steps_after_the_last_are_like_the_last() -> None:
+    profile = growing()
+    assert (profile.peak(1), profile.peak(2), profile.peak(3), profile.peak(99)) == (1024, 1536, 1536, 1536)
+    with pytest.raises(ValueError, match="has no step 0; its marks are: step 1 forward"):
+        profile.peak(0)
+    with pytest.raises(ValueError, match="has no step 1; its marks are: none"):
+        Profile((BlockCost("a"),), Timeline((1,), (0,), (-1,), (1,))).peak(1)
+
+
+def test_peaks_of_a_phase() -> None:
+    profile = growing()
+    assert profile.peak(1, phase="forward+backward") == 1024
+    assert profile.peak(1, phase="optimizer") == 1024  # what the forward left lives at its start
+    assert profile.peak(phase="forward+backward") == 1536
+
+
+def test_a_scaled_profile_has_the_bytes_of_the_other_batch() -> None:
+    profile = growing()
+    # 100 B, 200 B and 10 B for each of 200 samples, in granules of 512 B.
+    assert profile.peak(batch_size=200) == profile.scaled(200).peak() == 512 + 512 + 2048
+    assert profile.peak(batch_size=4) == profile.peak()
+    scaled = profile.scaled(16)
+    assert (scaled.batch_size, scaled.batch) == (16, "train batch of 4, with 16 samples in place of 4")
+    row = scaled.blocks[0]
+    assert (row.weights, row.saved, row.forward_time) == (512, 512 + 3 * 512, 5.0)
+    assert scaled.scaled(4).blocks == profile.blocks
+    assert profile.scaled(8).blocks == profile.other_blocks
+    assert profile.scaled(8).scaled(16).blocks == scaled.blocks
+    with pytest.raises(ValueError, match="batch_size=0; a batch has at least one sample"):
+        profile.peak(batch_size=0)
+
+
+def test_a_profile_of_one_batch_size_says_why_it_cannot_be_scaled() -> None:
+    profile = Profile(
+        (BlockCost("a"),), Timeline((1,), (0,), (-1,), (1,)), batch="a graph", notes=("the batch has no samples",)
+    )
+    with pytest.raises(ValueError, match=r"made with \(a graph\): how bytes .* say: the batch has no samples"):
+        profile.scaled(3)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from autobalance.profiling.timeline import ROOT, Timeline
@@ -62,6 +64,8 @@ def test_a_window_starts_with_what_already_lives() -> None:
         ({"events": (1, 1)}, "event 1: storage 0 born while it lives"),
         ({"events": (-1,)}, "event 0: storage 0 dies while it is not alive"),
         ({"marks": (("step 1", 5),)}, "mark 'step 1' is at event 5, but there are 1 events"),
+        ({"fixed": (1,)}, "fixed and per_sample have 1 and 0 entries; both describe all 1 storages, or none"),
+        ({"scratch": (1,)}, "scratch names storage 1, but there are 1 storages"),
     ],
 )
 def test_a_timeline_that_contradicts_itself_is_refused(fields: dict, text: str) -> None:
@@ -74,3 +78,89 @@ def test_sizes_that_no_machine_has_are_refused() -> None:
         ValueError, match="the storages take 10000000000000000000 bytes together, more than any machine"
     ):
         Timeline((10**19,), (0,), (-1,), (1,))
+
+
+def peaks_one_by_one(
+    timeline: Timeline, homes: list[int], devices: int, start: int = 0, stop: int | None = None
+) -> list[int]:
+    """The definition: one event after the other."""
+    used, peaks = [0] * devices, [0] * devices
+    holders: dict[tuple[int, int], tuple[int, int]] = {}  # of each device and value: storages alive, bytes they take
+    last = len(timeline.events) if stop is None else stop
+    for position, event in enumerate(timeline.events[:last]):
+        if position == start:
+            peaks = used.copy()
+        storage = abs(event) - 1
+        device, size, value = homes[storage], timeline.sizes[storage], timeline.values[storage]
+        if device < 0:
+            continue
+        count, taken = holders.get((device, value), (0, size)) if value >= 0 else (0 if event > 0 else 1, size)
+        count += 1 if event > 0 else -1
+        if value >= 0:
+            holders[device, value] = (count, taken)
+            if count == 0:
+                del holders[device, value]
+        if count == 1 and event > 0:
+            used[device] += taken
+            peaks[device] = max(peaks[device], used[device])
+        elif count == 0:
+            used[device] -= taken
+    return peaks if start < last else used
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_peaks_equal_those_of_going_through_the_events_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    count, devices = draw.randint(1, 12), draw.randint(1, 4)
+    alive, events = set[int](), []
+    for _ in range(draw.randint(0, 80)):  # a storage may be born again after its death
+        storage = draw.randrange(count)
+        events.append(-(storage + 1) if storage in alive else storage + 1)
+        alive ^= {storage}
+    timeline = Timeline(
+        sizes=tuple(draw.choice([0, 1, 5, 512, 10**12]) for _ in range(count)),
+        owners=(0,) * count,
+        values=tuple(draw.choice([-1, 0, 1, 2]) for _ in range(count)),
+        events=tuple(events),
+    )
+    homes = [draw.randint(-1, devices - 1) for _ in range(count)]
+    assert timeline.peaks(homes, devices) == peaks_one_by_one(timeline, homes, devices)
+    for _ in range(5):
+        start, stop = sorted(draw.choices(range(len(events) + 1), k=2))
+        assert timeline.peaks(homes, devices, start, stop) == peaks_one_by_one(timeline, homes, devices, start, stop)
+
+
+STEPS = Timeline(
+    sizes=(10, 7, 3, 20, 30),
+    owners=(0,) * 5,
+    values=(-1,) * 5,
+    events=(1, 2, -2, 3, 4, -4, 2, 5, -5, -2),
+    marks=(
+        ("step 1 forward", 1),
+        ("step 1 backward", 2),
+        ("step 1 optimizer", 3),
+        ("step 2 forward", 6),
+        ("step 2 optimizer", 7),
+        ("end", 10),
+    ),
+)
+
+
+def test_phases_of_a_step_are_stretches_between_marks() -> None:
+    assert STEPS.steps == (1, 2)
+    assert STEPS.spans(1, "forward+backward") == [(1, 2), (2, 3)]
+    assert STEPS.spans(1, "optimizer") == [(3, 6)]
+    assert STEPS.spans(None, "optimizer") == [(3, 6), (7, 10)]
+    with pytest.raises(ValueError, match="phase='backward' does not exist; choose 'forward"):
+        STEPS.spans(1, "backward")
+    with pytest.raises(ValueError, match="step 1 has no phase 'optimizer'; the marks of the profile are: step 1 forw"):
+        Timeline((1,), (0,), (-1,), (1,), (("step 1 forward", 0),)).spans(1, "optimizer")
+
+
+def test_another_batch_takes_other_bytes_rounded_up_to_the_granule() -> None:
+    timeline = Timeline((512, 512, 512), (0,) * 3, (-1,) * 3, (1, 2, 3), (), (100, 0, -600), (0, 100, 200))
+    assert timeline.scaled(6, granule=512).sizes == (512, 1024, 1024)
+    assert timeline.scaled(6, granule=1).sizes == (100, 600, 600)
+    assert timeline.scaled(3, granule=1).sizes == (100, 300, 0)
+    with pytest.raises(ValueError, match="does not know its bytes as a function of the batch"):
+        STEPS.scaled(6, granule=512)
