@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+from torch import nn
 
 from autobalance.blocks import Blocks
+from autobalance.profiling.holders import holders_at_peak
 from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.profiling.roofline import Work, reference_rates, seconds
 from autobalance.profiling.timeline import ROOT, Timeline
 from autobalance.profiling.traced import ROOT_ACCOUNT, Traced
-from autobalance.profiling.work import Work
-
-REFERENCE_FLOPS = 19.5e12  # fp32, NVIDIA A100 data sheet
-REFERENCE_BANDWIDTH = 1.555e12  # bytes per second, A100 40 GB data sheet
+from autobalance.profiling.work import Phase
 
 
 def build_profile(
@@ -47,7 +50,8 @@ def build_profile(
     owners = owners_of_accounts(traced, len(blocks.names))
     owner_of = {account: ROOT if owner == ROOT else position[owner] for account, owner in owners.items()}
     timeline = traced.tracer.timeline(owner_of)
-    rows = _rows(timeline, traced, owner_of, [blocks.names[block] for block in order], blocks, order)
+    names = [blocks.names[block] for block in order]
+    rows = _rows(timeline, traced, owner_of, names, blocks, order, target)
     together = [tuple(sorted(position[block] for block in tie)) for tie in blocks.ties]
     together += _kept_together(blocks, traced, owners, position)
     return Profile(
@@ -61,6 +65,8 @@ def build_profile(
         precision=precision,
         optimizers=traced.optimizers,
         notes=tuple(notes),
+        granule=traced.tracer.granule,
+        holders=holders_at_peak(timeline, names, traced.tracer.kinds, traced.tracer.makers),
     )
 
 
@@ -145,6 +151,7 @@ def _rows(
     names: Sequence[str],
     blocks: Blocks,
     order: Sequence[int],
+    target: str,
 ) -> tuple[BlockCost, ...]:
     count = len(names)
     forward, backward, stop = _last_step(timeline)
@@ -154,7 +161,7 @@ def _rows(
     static = {kind: [0] * count for kind in ("weights", "gradients", "optimizer", "buffers")}
     for storage in ahead.after - ahead.before:
         row = _row(timeline.owners[storage], count)
-        if row is not None and kinds[storage] not in static:
+        if row is not None and kinds[storage] not in (*static, "workspace"):
             saved[row] += timeline.sizes[storage]
     for storage in ahead.born:
         owner = timeline.owners[storage]
@@ -165,8 +172,12 @@ def _rows(
         if row is not None and kinds[storage] in static:
             static[kinds[storage]][row] += timeline.sizes[storage]
     steps = max(1, sum(name.endswith(" forward") for name, _ in timeline.marks))
-    forward_time = _seconds(traced.work.forward, owner_of, count)
-    backward_time = _seconds(traced.work.backward, owner_of, count)
+    rates = reference_rates(target)
+    forward_work = _work_of_a_step(traced, "forward", owner_of, count, steps)
+    backward_work = _work_of_a_step(traced, "backward", owner_of, count, steps)
+    # An operation on the tensors of all blocks at once is charged to one of them: share it out by what is updated.
+    stepping = seconds(chain(*_work_of_a_step(traced, "optimizer", owner_of, count, steps)), rates)
+    updated = max(1, sum(static["gradients"]))
     return tuple(
         BlockCost(
             name=names[k],
@@ -180,8 +191,12 @@ def _rows(
             saved=saved[k],
             forward_transient=ahead.peak[k] - max(ahead.first[k], ahead.last[k]),
             backward_transient=back.peak[k] - max(back.first[k], back.last[k]),
-            forward_time=forward_time[k] / steps,
-            backward_time=backward_time[k] / steps,
+            forward_time=seconds(forward_work[k], rates),
+            backward_time=seconds(backward_work[k], rates),
+            optimizer_time=stepping * static["gradients"][k] / updated,
+            forward_work=forward_work[k],
+            backward_work=backward_work[k],
+            dtype=_dtype_of(blocks.modules[order[k]]),
         )
         for k in range(count)
     )
@@ -251,14 +266,28 @@ def _last_step(timeline: Timeline) -> tuple[int, int, int]:
     return forward, min(backward, len(timeline.events)), stop
 
 
-def _seconds(work: Mapping[int, Work], owner_of: Mapping[int, int], count: int) -> list[float]:
-    """Seconds of each block."""
-    seconds = [0.0] * count
-    for account, done in work.items():
-        row = _row(owner_of.get(account, ROOT), count)
+def _work_of_a_step(
+    traced: Traced, phase: Phase, owner_of: Mapping[int, int], count: int, steps: int
+) -> list[tuple[Work, ...]]:
+    """What each row does in one step."""
+    rows: list[list[Work]] = [[] for _ in range(count)]
+    for account, owner in owner_of.items():
+        row = _row(owner, count)
         if row is not None:
-            seconds[row] += done.seconds(REFERENCE_FLOPS, REFERENCE_BANDWIDTH)
-    return seconds
+            rows[row] += traced.work.work(phase, account)
+    return [
+        tuple(Work(part.arithmetic, part.flops // steps, part.traffic // steps, part.launches // steps) for part in row)
+        for row in rows
+    ]
+
+
+def _dtype_of(modules: Sequence[nn.Module]) -> str:
+    """Data type of most of the parameters."""
+    numbers: Counter[str] = Counter()
+    for module in modules:
+        for parameter in module.parameters():
+            numbers[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return numbers.most_common(1)[0][0] if numbers else ""
 
 
 def _row(owner: int, count: int) -> int | None:

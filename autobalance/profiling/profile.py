@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from autobalance.profiling.holders import Holder
+from autobalance.profiling.roofline import Work
 from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline
 from autobalance.saved import load, save
 
@@ -25,7 +27,10 @@ class BlockCost:
         inputs, outputs: bytes of the tensors that go in and come out.
         saved: bytes kept from forward to backward.
         forward_transient, backward_transient: most bytes alive only inside one forward or backward.
-        forward_time, backward_time: seconds.
+        forward_time, backward_time: seconds; running the forward again in the backward takes `forward_time` once more.
+        optimizer_time: seconds of its share of an optimizer step.
+        forward_work, backward_work: operations and bytes moved, from which the time on any device follows.
+        dtype: data type of most of its weights.
     """
 
     name: str
@@ -41,6 +46,10 @@ class BlockCost:
     backward_transient: int = 0
     forward_time: float = 0.0
     backward_time: float = 0.0
+    optimizer_time: float = 0.0
+    forward_work: tuple[Work, ...] = ()
+    backward_work: tuple[Work, ...] = ()
+    dtype: str = ""
 
     @property
     def static(self) -> int:
@@ -76,6 +85,7 @@ class Profile:
         notes: what a reader should know: placeholders, fall-backs.
         batch_size: samples in the batch that was traced; 0: not known.
         granule: bytes to whose multiples the device rounds storages up.
+        holders: what holds the most at the peak, the largest first.
         other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
     """
 
@@ -93,6 +103,7 @@ class Profile:
     granule: int = 512
     other_blocks: tuple[BlockCost, ...] = ()
     other_batch_size: int = 0
+    holders: tuple[Holder, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.blocks)

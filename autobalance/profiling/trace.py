@@ -178,17 +178,17 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         watch_gradients(twin, traced)
         optimizers = trial.prepare(twin, layout.root_device)
         traced.optimizers = tuple(type(optimizer).__name__ for optimizer in optimizers)
-        mark = partial(mark_moment, traced.tracer, twin, optimizers)
+        mark = partial(mark_moment, traced, twin, optimizers)
         for batch in batches:
             trial.run(twin, batch, installed.glue, mark)
         spare = optimized([twin.get_parameter(name) for name in traced.untrained], optimizers)
         if spare and batches:
             mark("as if every parameter were trained")
             gradients = as_if_trained(spare, optimizers)
-            mark_moment(traced.tracer, twin, optimizers, "optimizer, as if every parameter were trained")
+            mark_moment(traced, twin, optimizers, "optimizer, as if every parameter were trained")
             trial.run(twin, batches[0], installed.glue, mark)
             del gradients
-        mark_moment(traced.tracer, twin, optimizers, "end")
+        mark_moment(traced, twin, optimizers, "end")
 
 
 def _replacing(root: nn.Module, world: World, layout: _Layout) -> Callable[[Tensor], Tensor]:

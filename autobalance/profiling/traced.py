@@ -120,8 +120,10 @@ class Observer:
                 locator.exchanges.setdefault((home, inside))
 
 
-def mark_moment(tracer: Tracer, twin: nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
+def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
     """Name the moment, and say which of the live storages are gradients and optimizer state by now."""
+    tracer = traced.tracer
+    traced.work.optimizing = "optimizer" in name
     for parameter in twin.parameters():
         if parameter.grad is not None:
             tracer.describe(parameter.grad.untyped_storage(), "gradients")

@@ -144,23 +144,30 @@ class Tracer:
         """The index of a live storage."""
         return self._live.get(storage_key(storage))
 
+    def maker_of(self, storage: torch.UntypedStorage) -> str:
+        """The operation that made a live storage, "" where nobody said."""
+        index = self.find(storage)
+        return "" if index is None else self.makers[index]
+
     def describe(self, storage: torch.UntypedStorage, kind: str) -> None:
         """Say what a live storage is: "weights", "gradients", "optimizer", ..."""
         index = self.find(storage)
         if index is not None:
             self.kinds[index] = kind
 
-    def copied(self, copy: torch.UntypedStorage, same: list[torch.UntypedStorage]) -> None:
+    def copied(self, copy: torch.UntypedStorage, same: list[torch.UntypedStorage], maker: str = "") -> None:
         """Record that a storage was made by copying a tensor to another place.
 
         Args:
             copy: the new storage.
+            maker: the operation that made the original.
             same: storages that on one device would be one with it: its source if it is a copy of the whole of it, other
                 copies of the same tensor.
         """
         made = self.find(copy)
         if made is not None:
             self.copies.add(made)
+            self.makers[made] = maker
         self._same_value([copy, *same])
 
     def _same_value(self, storages: list[torch.UntypedStorage]) -> None:
@@ -184,4 +191,5 @@ class Tracer:
             values=tuple(self.values),
             events=tuple(self.events),
             marks=tuple(self.marks),
+            scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in ("scratch", "workspace")),
         )

@@ -80,9 +80,10 @@ class VirtualLocator:
         copied = self._world.copied(tensor, place)
         source, target = tensor.untyped_storage(), copied.untyped_storage()
         if source.nbytes() == target.nbytes():
-            self._tracer.copied(target, [source])
+            self._tracer.copied(target, [source], self._tracer.maker_of(source))
         else:  # a part of a storage: its copies are one on one device, but not one with the whole
-            self._tracer.copied(target, self._other_copies(tensor, copied))
+            maker = f"copy {'x'.join(map(str, copied.shape))}"
+            self._tracer.copied(target, self._other_copies(tensor, copied), maker)
         return copied
 
     def _other_copies(self, tensor: Tensor, copied: Tensor) -> list[torch.UntypedStorage]:

@@ -1,62 +1,76 @@
-"""How long each block works, by the roofline: the slower of its arithmetic and its memory traffic, plus the launches.
-
-Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore architectures", CACM
-2009.
-"""
+"""What each account computes in a trace, added up by kind of arithmetic and intensity."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from autobalance import compat
+from autobalance.profiling.roofline import Work
 
-LAUNCH_TIME = 5e-6  # seconds per kernel; a CUDA launch takes 3 to 10 microseconds from Python
-
-
-@dataclass
-class Work:
-    """What one block does in one direction.
-
-    Attributes:
-        flops: floating-point operations.
-        traffic: bytes read and written.
-        launches: kernels.
-    """
-
-    flops: int = 0
-    traffic: int = 0
-    launches: int = 0
-
-    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """Time on a device with these rates."""
-        return max(self.flops / flops_per_second, self.traffic / bytes_per_second) + self.launches * LAUNCH_TIME
+Phase = Literal["forward", "backward", "optimizer"]
 
 
 class WorkCounter:
-    """Observes operations and adds up each account's work, forward and backward.
+    """Observes operations and adds up each account's work by phase.
+
+    A roofline is bent: the time of a sum is not the sum of times. Operations are therefore added up only with others
+    of about the same ratio of arithmetic to traffic, within a factor of two.
 
     Example:
         >>> counter = WorkCounter()
         >>> with observing(counter): ...            # doctest: +SKIP
-        >>> counter.forward[0].flops                # doctest: +SKIP
+        >>> counter.work("forward", account=0)      # doctest: +SKIP
+
+    Attributes:
+        optimizing: set while optimizers step, whose operations belong to no forward.
     """
 
     def __init__(self) -> None:
-        self.forward: dict[int, Work] = defaultdict(Work)
-        self.backward: dict[int, Work] = defaultdict(Work)
+        self.optimizing = False
+        self._sums: dict[tuple[Phase, int], dict[tuple[str, int], list[int]]] = defaultdict(dict)
 
     def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
         """Count one operation."""
         if account is None or getattr(func, "is_view", False):
             return
-        work = (self.backward if compat.in_backward() else self.forward)[account]
-        work.flops += compat.flops_of(func, args, kwargs, result)
-        work.traffic += _bytes(args) + _bytes(result)
-        work.launches += 1
+        phase: Phase = "backward" if compat.in_backward() else "optimizer" if self.optimizing else "forward"
+        flops = compat.flops_of(func, args, kwargs, result)
+        traffic = _bytes(args) + _bytes(result)
+        arithmetic = _arithmetic(func, args) if flops else ""
+        intensity = round(math.log2(flops / traffic)) if flops and traffic else 0
+        sums = self._sums[phase, account].setdefault((arithmetic, intensity), [0, 0, 0])
+        sums[0] += flops
+        sums[1] += traffic
+        sums[2] += 1
+
+    def work(self, phase: Phase, account: int) -> tuple[Work, ...]:
+        """What an account did in one phase, over all steps."""
+        sums = self._sums.get((phase, account), {})
+        return tuple(Work(arithmetic, *sums[arithmetic, intensity]) for arithmetic, intensity in sorted(sums))
+
+
+def _arithmetic(func: Any, args: Any) -> str:
+    """The kind of arithmetic of a matrix product or convolution; CUDA rounds float32 to tf32 where the user lets it."""
+    dtype = next((dtype for value in args if (dtype := _dtype(value)) is not None), torch.float32)
+    name = str(dtype).removeprefix("torch.")
+    if dtype is torch.float32:
+        convolution = "conv" in func.__name__
+        setting = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+        return "tf32" if setting.fp32_precision == "tf32" else name
+    return name
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.dtype
+    if isinstance(value, (list, tuple)):
+        return next((dtype for item in value if (dtype := _dtype(item)) is not None), None)
+    return None
 
 
 def _bytes(value: Any) -> int:

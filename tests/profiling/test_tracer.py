@@ -61,3 +61,25 @@ def test_timeline_has_owners_in_place_of_accounts_and_keeps_marks() -> None:
     timeline = tracer.timeline({7: 3})
     assert timeline.owners == (3, ROOT)
     assert timeline.marks == (("here", 1),)
+
+
+def test_scratch_is_born_and_dies_at_once() -> None:
+    tracer = Tracer()
+    tracer.transient(700, account=3, maker="mm")
+    assert (tracer.events, tracer.sizes, tracer.nbytes, tracer.accounts) == ([1, -1], [1024], [700], [3])
+    assert (tracer.kinds, tracer.makers) == (["scratch"], ["mm"])
+
+
+def test_a_workspace_is_kept_once_for_each_device() -> None:
+    tracer = Tracer()
+    for account in (0, 1, 0):
+        tracer.workspace("cublas", 5000, account)
+    timeline = tracer.timeline({0: 0, 1: 1})
+    assert timeline.peaks([0, 0], devices=1) == [5120]
+    assert timeline.peaks([0, 1], devices=2) == [5120, 5120]
+
+
+def test_the_cpu_counts_every_byte() -> None:
+    tracer = Tracer(granule=1)
+    tracer.allocate(torch.empty(3, dtype=torch.int8).untyped_storage(), 3, account=0)
+    assert tracer.sizes[0] == 3

@@ -1,0 +1,94 @@
+"""What holds the most memory at the peak, to be told in words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autobalance.profiling.timeline import HOST, Timeline
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Storages of one kind in one block that are alive at the peak.
+
+    Example:
+        >>> Holder(block="head", what="addmm 8x50257", nbytes=1_608_224, share=0.38)
+
+    Attributes:
+        block: name of the block; "" for what is on the root device.
+        what: "weights", "gradients", "optimizer", "buffers", or the operation that made it and its shape.
+        nbytes: bytes together.
+        share: of the peak.
+    """
+
+    block: str
+    what: str
+    nbytes: int
+    share: float
+
+
+def holders_at_peak(
+    timeline: Timeline, names: Sequence[str], kinds: Sequence[str], makers: Sequence[str], most: int = 8
+) -> tuple[Holder, ...]:
+    """The largest holders at the instant at which all blocks together hold the most.
+
+    Args:
+        timeline: the trace.
+        names: of the blocks.
+        kinds: of the storages: "weights", "gradients", ..., or "".
+        makers: the operation that made each storage, with its shape.
+        most: how many.
+
+    Returns:
+        The largest first.
+    """
+    alive, total = _at_peak(timeline)
+    held: dict[tuple[int, str], int] = defaultdict(int)
+    for storage in alive:
+        held[timeline.owners[storage], _what(kinds[storage], makers[storage])] += timeline.sizes[storage]
+    largest = sorted(held.items(), key=lambda item: -item[1])[:most]
+    return tuple(
+        Holder(names[owner] if owner >= 0 else "", what, nbytes, nbytes / total) for (owner, what), nbytes in largest
+    )
+
+
+def _what(kind: str, maker: str) -> str:
+    return kind if kind in ("weights", "gradients", "optimizer", "buffers") else maker or "other tensors"
+
+
+def _at_peak(timeline: Timeline) -> tuple[list[int], int]:
+    """Storages alive at the highest instant on a single device, of each value the first; and their bytes."""
+    used = highest = where = 0
+    holding: dict[int, list[int]] = defaultdict(list)
+
+    def change(storage: int, born: bool) -> int:
+        if timeline.owners[storage] == HOST:
+            return 0
+        value = timeline.values[storage]
+        if value < 0:
+            return timeline.sizes[storage] if born else -timeline.sizes[storage]
+        others = holding[value]
+        before = timeline.sizes[others[0]] if others else 0
+        (others.append if born else others.remove)(storage)
+        return (timeline.sizes[others[0]] if others else 0) - before
+
+    for position, event in enumerate(timeline.events):
+        used += change(abs(event) - 1, event > 0)
+        if used > highest:
+            highest, where = used, position + 1
+    alive: dict[int, None] = {}
+    for event in timeline.events[:where]:
+        if event > 0:
+            alive[event - 1] = None
+        else:
+            alive.pop(-event - 1, None)
+    seen: set[int] = set()
+    counted = []
+    for storage in alive:
+        value = timeline.values[storage]
+        if timeline.owners[storage] != HOST and (value < 0 or value not in seen):
+            counted.append(storage)
+            seen.add(value)
+    return counted, max(1, highest)
