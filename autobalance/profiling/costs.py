@@ -10,7 +10,7 @@ from itertools import chain
 from torch import nn
 
 from autobalance.blocks import Blocks
-from autobalance.profiling.holders import holders_at_peak
+from autobalance.profiling.holders import at_peak
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.roofline import Work, reference_rates, seconds
 from autobalance.profiling.timeline import ROOT, Timeline
@@ -52,6 +52,7 @@ def build_profile(
     timeline = traced.tracer.timeline(owner_of)
     names = [blocks.names[block] for block in order]
     rows = _rows(timeline, traced, owner_of, names, blocks, order, target)
+    holders, parts = at_peak(timeline, names, traced.tracer.kinds, traced.tracer.makers)
     together = [tuple(sorted(position[block] for block in tie)) for tie in blocks.ties]
     together += _kept_together(blocks, traced, owners, position)
     return Profile(
@@ -66,7 +67,8 @@ def build_profile(
         optimizers=traced.optimizers,
         notes=tuple(notes),
         granule=traced.tracer.granule,
-        holders=holders_at_peak(timeline, names, traced.tracer.kinds, traced.tracer.makers),
+        holders=holders,
+        parts=parts,
     )
 
 

@@ -29,36 +29,64 @@ class Holder:
     share: float
 
 
-def holders_at_peak(
+@dataclass(frozen=True)
+class Parts:
+    """How certain the bytes of the peak are.
+
+    Example:
+        >>> Parts(exact=2**30, modelled=2**24, allowance=2**26)
+
+    Attributes:
+        exact: tensors, which the trace has seen.
+        modelled: what kernels and libraries take by the formulas in their sources.
+        allowance: what cannot be derived and was measured elsewhere, such as workspaces of convolutions.
+    """
+
+    exact: int = 0
+    modelled: int = 0
+    allowance: int = 0
+
+
+def at_peak(
     timeline: Timeline, names: Sequence[str], kinds: Sequence[str], makers: Sequence[str], most: int = 8
-) -> tuple[Holder, ...]:
-    """The largest holders at the instant at which all blocks together hold the most.
+) -> tuple[tuple[Holder, ...], Parts]:
+    """The largest holders at the instant at which all blocks together hold the most, and how certain they are.
 
     Args:
         timeline: the trace.
         names: of the blocks.
-        kinds: of the storages: "weights", "gradients", ..., or "".
+        kinds: of the storages: "weights", "gradients", "scratch", "allowance", ..., or "".
         makers: the operation that made each storage, with its shape.
         most: how many.
 
     Returns:
-        The largest first.
+        The holders, the largest first; and the parts.
     """
-    alive, total = _at_peak(timeline)
+    alive, total = _alive_at_peak(timeline)
     held: dict[tuple[int, str], int] = defaultdict(int)
+    certain: dict[str, int] = defaultdict(int)
     for storage in alive:
-        held[timeline.owners[storage], _what(kinds[storage], makers[storage])] += timeline.sizes[storage]
+        size = timeline.sizes[storage]
+        held[timeline.owners[storage], _what(kinds[storage], makers[storage])] += size
+        certain[_certainty(kinds[storage])] += size
     largest = sorted(held.items(), key=lambda item: -item[1])[:most]
-    return tuple(
+    holders = tuple(
         Holder(names[owner] if owner >= 0 else "", what, nbytes, nbytes / total) for (owner, what), nbytes in largest
     )
+    return holders, Parts(**certain)
+
+
+def _certainty(kind: str) -> str:
+    return "allowance" if kind == "allowance" else "modelled" if kind in ("scratch", "workspace") else "exact"
 
 
 def _what(kind: str, maker: str) -> str:
-    return kind if kind in ("weights", "gradients", "optimizer", "buffers") else maker or "other tensors"
+    if kind in ("weights", "gradients", "optimizer", "buffers"):
+        return kind
+    return f"{kind} of {maker}" if kind else maker or "other tensors"
 
 
-def _at_peak(timeline: Timeline) -> tuple[list[int], int]:
+def _alive_at_peak(timeline: Timeline) -> tuple[list[int], int]:
     """Storages alive at the highest instant on a single device, of each value the first; and their bytes."""
     used = highest = where = 0
     holding: dict[int, list[int]] = defaultdict(list)

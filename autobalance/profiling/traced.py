@@ -103,7 +103,8 @@ class Observer:
         taken = taken_inside(func, args, kwargs, result, self._target)
         for name, nbytes in taken.workspaces:
             tracer.workspace(name, nbytes, account)
-        tracer.transient(taken.transient, account, func.__name__.partition(".")[0])
+        kind = "allowance" if taken.is_allowance else "scratch"
+        tracer.transient(taken.transient, account, func.__name__.partition(".")[0], kind)
 
     def _note_foreign(self, args: Any) -> None:
         traced = self._traced

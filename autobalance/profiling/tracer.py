@@ -14,6 +14,9 @@ from autobalance.compat import storage_key
 from autobalance.profiling.timeline import ROOT, Timeline
 from autobalance.simulated.ledger import GRANULE
 
+NO_TENSORS = ("scratch", "allowance", "workspace")
+"""Kinds of storages that kernels and libraries take for themselves."""
+
 
 class Tracer:
     """Records births and deaths of storages with their account and kind.
@@ -92,16 +95,17 @@ class Tracer:
         self.events.append(index + 1)
         return index
 
-    def transient(self, nbytes: int, account: int, maker: str = "") -> None:
+    def transient(self, nbytes: int, account: int, maker: str = "", kind: str = "scratch") -> None:
         """Record what a kernel takes inside and gives back before it ends.
 
         Args:
             nbytes: its size, not rounded.
             account: whose it is.
             maker: the operation.
+            kind: "scratch" by a formula, or "allowance".
         """
         if nbytes:
-            index = self._born(self._rounded(nbytes), nbytes, account, "scratch")
+            index = self._born(self._rounded(nbytes), nbytes, account, kind)
             self.makers[index] = maker
             self.events.append(-(index + 1))
 
@@ -191,5 +195,5 @@ class Tracer:
             values=tuple(self.values),
             events=tuple(self.events),
             marks=tuple(self.marks),
-            scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in ("scratch", "workspace")),
+            scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in NO_TENSORS),
         )
