@@ -13,6 +13,9 @@ from autobalance.compat.backend import private_backend_name as private_backend_n
 from autobalance.compat.backend import register_python_backend as register_python_backend
 from autobalance.compat.backend import support_foreach as support_foreach
 from autobalance.compat.backend import warn_if_torch_is_untested as warn_if_torch_is_untested
+from autobalance.compat.cuda import drop_cuda_workspaces as drop_cuda_workspaces
+from autobalance.compat.kernels import attention_order as attention_order
+from autobalance.compat.kernels import drop_library as drop_library
 from autobalance.compat.lightning import TrainerChoice as TrainerChoice
 from autobalance.compat.lightning import call_around_hooks as call_around_hooks
 from autobalance.compat.lightning import call_before_strategy_is_chosen as call_before_strategy_is_chosen
@@ -27,6 +30,7 @@ from autobalance.compat.lightning import request_loaders as request_loaders
 from autobalance.compat.lightning import result_collection as result_collection
 from autobalance.compat.lightning import set_lightning_device as set_lightning_device
 from autobalance.compat.lightning import skips_backward as skips_backward
+from autobalance.compat.lightning import stepping_scaler as stepping_scaler
 from autobalance.compat.lightning import transferred_batch as transferred_batch
 from autobalance.compat.lightning import trial_precision as trial_precision
 from autobalance.compat.modes import call_around_backward as call_around_backward
@@ -40,6 +44,7 @@ from autobalance.compat.modes import modes_disabled as modes_disabled
 from autobalance.compat.modes import on_autocast_exit as on_autocast_exit
 from autobalance.compat.modes import remove_function_mode as remove_function_mode
 from autobalance.compat.modes import single_threaded_backward as single_threaded_backward
+from autobalance.compat.modes import unseen_by_transformers as unseen_by_transformers
 from autobalance.compat.tensors import assign_plain_data as assign_plain_data
 from autobalance.compat.tensors import constant_of as constant_of
 from autobalance.compat.tensors import gradient_setter as gradient_setter

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -88,19 +87,23 @@ PRIVATE_BACKEND_KEYS = ("PrivateUse1", "AutocastPrivateUse1")
 
 @contextlib.contextmanager
 def foreach_on_fakes() -> Iterator[None]:
-    """Let optimizers treat fake tensors as the tensors they stand for, and choose foreach where CUDA's would."""
-    types = import_module("torch.optim.optimizer")._foreach_supported_types
-    added = FakeTensor not in types
-    if added:
+    """Let optimizers and gradient clipping choose their foreach form for fakes as for what those stand for."""
+    added = [types for types in _foreach_types() if FakeTensor not in types]
+    for types in added:
         types.append(FakeTensor)
     try:
         yield
     finally:
-        if added:
+        for types in added:
             types.remove(FakeTensor)
 
 
 def support_foreach(cls: Any) -> None:
     """Let optimizers and gradient clipping choose their foreach form by default for parameters of class `cls`."""
-    for supported in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
-        supported.append(cls)
+    for types in _foreach_types():
+        types.append(cls)
+
+
+def _foreach_types() -> tuple[list[Any], ...]:
+    """Classes of tensors that optimizers, and gradient clipping, work on by lists."""
+    return optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types

@@ -232,8 +232,13 @@ def trial_precision(plugin: Any, device: torch.device) -> Any:
     if hasattr(twin, "autocast_context_manager"):
         twin.device = device.type
     if getattr(twin, "scaler", None) is not None:
-        twin.scaler = _SteppingScaler(device.type)
+        twin.scaler = stepping_scaler(device.type)
     return twin
+
+
+def stepping_scaler(device_type: str) -> torch.amp.GradScaler:
+    """A gradient scaler for a trial on devices of one type, which has no gradients to find infinite."""
+    return _SteppingScaler(device_type)
 
 
 class _SteppingScaler(torch.amp.GradScaler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -162,3 +163,22 @@ def modes_disabled() -> contextlib.AbstractContextManager[Any]:
     """A context in which no dispatch mode is active, for work on real tensors in the middle of a trace."""
     disabled: contextlib.AbstractContextManager[Any] = torch.utils._python_dispatch._disable_current_modes()
     return disabled
+
+
+@contextlib.contextmanager
+def unseen_by_transformers() -> Iterator[None]:
+    """Inside, transformers takes fake tensors for the tensors they stand for, not for a graph that is being captured.
+
+    It would make masks that the real run goes without, and repeat keys and values that the real run shares.
+    """
+    module = sys.modules.get("transformers.utils.import_utils")
+    name = "is_fake_tensor"
+    if module is None or not hasattr(module, name):  # releases before 5 do not ask
+        yield
+        return
+    before = vars(module)[name]
+    setattr(module, name, lambda value: False)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

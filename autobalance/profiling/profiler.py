@@ -31,6 +31,8 @@ def profile(
     step: Step | None = None,
     training: bool = True,
     target: str = "simulated",
+    accumulate: int = 1,
+    clip: float | None = None,
 ) -> Profile:
     """Measure what every block of a plain module costs, without running it on real numbers.
 
@@ -42,25 +44,22 @@ def profile(
         model: its blocks are what its `self_balance()` returns, else found. Not changed.
         batch: one batch, on the host. A dict is passed as keywords, a tuple as positionals.
         optimizer: class or callable on parameters; None: weights and gradients without optimizer state.
-        precision: "32-true", "bf16-mixed" or "16-mixed".
+        precision: "32-true", "bf16-mixed", "16-mixed" (with a gradient scaler), "bf16-true" or "16-true".
         step: `step(model, batch) -> loss`; default: the output's `.loss`, else the sum of its floating outputs.
         training: False profiles a forward pass without gradients.
         target: whose kernels are counted: "cuda" (of the GPU that is there, else of an A100), a GPU's name such as
             "V100-16GB", "cpu", or "simulated".
+        accumulate: batches whose gradients are added before a step of the optimizer.
+        clip: largest norm of the gradients, to which they are clipped before a step; None: they are not.
 
     Returns:
         The profile, in call order.
 
     Raises:
-        ValueError: for a target or precision that is not supported.
+        ValueError: for a target or precision that is not supported, or an `accumulate` or `clip` that makes no sense.
     """
     kernels = find_target(target, present_gpu())
-    if precision not in ("32-true", "bf16-mixed", "16-mixed"):
-        raise ValueError(
-            f"precision={precision!r} is not supported for a plain module: convert its parameters yourself, or choose "
-            f"among '32-true', 'bf16-mixed' and '16-mixed'."
-        )
-    trial = PlainTrial(optimizer, step, precision, training)
+    trial = PlainTrial(optimizer, step, precision, training, accumulate, clip)
     kind = "train" if training else "predict"
     profiler = Profiler(model, find_blocks(model), trial, [Batch(f"{kind} batch", kind, batch)], training, kernels)
     return profiler.profile()

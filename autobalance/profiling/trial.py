@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from autobalance import compat
 from autobalance.profiling.nested import tensors_in
 
 Step = Callable[[nn.Module, Any], Tensor]
 Mark = Callable[[str], None]
 Glue = Callable[[], AbstractContextManager[None]]
+
+_HOST = "host"
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,25 @@ class Trial(Protocol):
 class PlainTrial:
     """Trial of a plain module: forward, backward, optimizer step, twice; or two forwards without gradients.
 
+    Example:
+        >>> PlainTrial(torch.optim.AdamW, precision="bf16-mixed", accumulate=4, clip=1.0)  # doctest: +SKIP
+
     Args:
         optimizer: class or callable on parameters; None: no optimizer step.
         step: `step(model, batch) -> loss`; None: call the model (a dict batch as keywords, a tuple as positionals) and
             take its output's `.loss`, else the sum of its floating outputs.
-        precision: as Lightning names it; "-mixed" runs the forward under autocast.
+        precision: as Lightning names it.
         training: False runs forward passes without gradients.
+        accumulate: batches whose gradients are added before a step.
+        clip: largest norm of all gradients together; None: they stay as they are.
+
+    Attributes:
+        precision: as given.
+        dtype: to which the model's floating tensors, and the batch's, are cast before they reach the device; None:
+            they stay as they are.
+
+    Raises:
+        ValueError: for a precision that does not exist, no batches to accumulate, or a norm that is not positive.
     """
 
     STEPS = 2
@@ -73,12 +89,19 @@ class PlainTrial:
         step: Step | None = None,
         precision: str = "32-true",
         training: bool = True,
+        accumulate: int = 1,
+        clip: float | None = None,
     ) -> None:
+        _check(precision, training, accumulate, clip)
         self.precision = precision
+        self.dtype = _TRUE.get(precision)
         self._make_optimizer = optimizer
         self._step = step or (default_step if training else call_model)
         self._training = training
+        self._accumulate = accumulate
+        self._clip = clip
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._scaler: torch.amp.GradScaler | None = None
         self._device = torch.device("cpu")
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
@@ -86,8 +109,10 @@ class PlainTrial:
         return {}
 
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
-        """Set the training mode and build the optimizer on the parameters that require gradients."""
+        """Build the optimizer on the parameters that require gradients, and the scaler of 16-bit gradients."""
         self._device = device
+        if self._training and self.precision == "16-mixed":
+            self._scaler = compat.stepping_scaler(device.type)
         if self._make_optimizer is not None and self._training:
             trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
             self._optimizers = [self._make_optimizer(trained)]
@@ -98,37 +123,102 @@ class PlainTrial:
 
         As in an ordinary loop, the batch and the loss (or output) of the last step live until the next ones are there.
         """
-        loss = None
+        loss = moved = None
         for number in range(1, self.STEPS + 1):
-            moved = self._moved(batch.data)
-            for parameter in twin.parameters():
-                parameter.grad = None
-            mark(f"step {number} forward")
-            with torch.set_grad_enabled(self._training), glue(), self._autocast():
-                loss = self._step(twin, moved)
-            if not self._training:
-                continue
-            mark(f"step {number} backward")
-            with glue():
-                loss.backward()
-            mark(f"step {number} optimizer")
-            for optimizer in self._optimizers:
+            for part in range(self._accumulate if self._training else 1):
+                moved = self._moved(batch.data)
+                if part == 0:
+                    for parameter in twin.parameters():
+                        parameter.grad = None
+                mark(f"step {number} forward")
+                with torch.set_grad_enabled(self._training), glue(), self._precise():
+                    loss = self._step(twin, moved)
+                if self._training:
+                    mark(f"step {number} backward")
+                    with glue():
+                        self._scaled(loss).backward()
+            if self._training:
+                mark(f"step {number} optimizer")
+                self._update(twin)
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        if self._accumulate > 1:
+            loss = loss / self._accumulate
+        scaled: Tensor = loss if self._scaler is None else self._scaler.scale(loss)
+        return scaled
+
+    def _update(self, twin: nn.Module) -> None:
+        """In the order in which Lightning does it."""
+        for optimizer in self._optimizers:
+            if self._scaler is not None:
+                self._scaler.unscale_(optimizer)
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(twin.parameters(), self._clip)
+        for optimizer in self._optimizers:
+            if self._scaler is None:
                 optimizer.step()
+            else:
+                self._scaler.step(optimizer)
+                self._scaler.update()
 
     def _moved(self, data: Any) -> Any:
         from autobalance.placement.move import Mover
 
-        return Mover(HostLocator(), self._device).move(data)
+        return Mover(HostLocator(self.dtype), self._device).move(data)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if not self.precision.endswith("-mixed"):
-            return nullcontext()
-        dtype = torch.bfloat16 if self.precision.startswith("bf16") else torch.float16
-        return torch.autocast(self._device.type, dtype=dtype)
+    def _precise(self) -> AbstractContextManager[Any]:
+        if self.dtype is not None:
+            return _default_dtype(self.dtype)
+        if self.precision in _MIXED:
+            return torch.autocast(self._device.type, dtype=_MIXED[self.precision])
+        return nullcontext()
+
+
+_TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
+_MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+PRECISIONS = ("32-true", *_MIXED, *_TRUE)
+
+
+def _check(precision: str, training: bool, accumulate: int, clip: float | None) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"precision={precision!r} is not supported for a plain module: choose among "
+            f"{', '.join(map(repr, PRECISIONS))}, or convert the parameters yourself and say '32-true'."
+        )
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise ValueError(f"accumulate={accumulate!r} is no number of batches per optimizer step: say 1 or more.")
+    if clip is not None and not clip > 0:
+        raise ValueError(
+            f"clip={clip!r} would leave nothing of the gradients: say the largest norm that they may have, above 0, "
+            f"or None for as large as they are."
+        )
+    if not training and (accumulate > 1 or clip is not None):
+        raise ValueError(
+            f"accumulate={accumulate} and clip={clip} are about gradients, of which training=False makes none: leave "
+            f"them out, or say training=True."
+        )
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, floating tensors that are made from nothing have `dtype`, as in Lightning's true half precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class HostLocator:
-    """Moves tensors from the host, and from anywhere else, to a device."""
+    """Moves tensors from the host, and from anywhere else, to a device; a device that is the host gets copies.
+
+    Args:
+        dtype: to which floating tensors are cast on the host; None: they stay as they are.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
 
     @property
     def nothing_moves(self) -> bool:
@@ -136,12 +226,12 @@ class HostLocator:
         return False
 
     def place_of(self, tensor: Tensor) -> Any:
-        """The tensor's device."""
-        return tensor.device
+        """The tensor's device; the host is no device of a trial, even where one of those is the CPU."""
+        return tensor.device if tensor.device.type != "cpu" or compat.is_fake(tensor) else _HOST
 
     def send(self, tensor: Tensor, place: Any) -> Tensor:
         """A copy on the device."""
-        return tensor.to(place)
+        return tensor.to(place, self._dtype if tensor.is_floating_point() else None, copy=True)
 
     def send_object(self, value: Any, place: Any) -> Any:
         """What the object's own `.to` returns."""

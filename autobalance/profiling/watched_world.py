@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from autobalance import compat
 from autobalance.kernels.emulation import emulating
 from autobalance.kernels.target import Target
+from autobalance.profiling.known_values import KnownValues
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
@@ -87,72 +87,6 @@ class Watch(TorchDispatchMode):
         return None if index is None else self._tracer.accounts[index]
 
 
-class KnownValues(TorchDispatchMode):
-    """Keeps the real values of small fakes, so that `.item()` and `if` on a mask work.
-
-    Args:
-        note: told of each number that nobody knows and a placeholder stands for.
-    """
-
-    LARGEST = 1 << 20  # elements of integer and boolean tensors
-    LARGEST_FLOATING = 16  # counters and scales
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
-        self._note = note
-        self._values = WeakIdKeyDictionary()
-
-    def remember(self, fake: Tensor, value: Tensor) -> None:
-        """Keep `value`, a CPU tensor, for `fake` if it is small."""
-        if self._is_small(value):
-            self._values[fake] = value
-
-    def _is_small(self, tensor: Tensor) -> bool:
-        floating = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-        return tensor.numel() <= (self.LARGEST_FLOATING if floating else self.LARGEST)
-
-    def value_of(self, tensor: Tensor) -> Tensor | None:
-        """The real value of `tensor`, None where it is not known."""
-        if not compat.is_fake(tensor):
-            return tensor if tensor.device.type == "cpu" else None
-        known: Tensor | None = self._values.get(tensor)
-        return known if known is not None else compat.constant_of(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        operands = list(tensors_in((args, kwargs)))
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return self._number(func, operands[0])
-        result = func(*args, **kwargs)
-        arbitrary = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.__name__
-        small = all(self._is_small(made) for made in tensors_in([result]))
-        if small and not arbitrary and all(self.value_of(operand) is not None for operand in operands):
-            self._compute(func, args, kwargs, result)
-        elif func._schema.is_mutable:
-            for operand in operands:
-                self._values.pop(operand, None)
-        return result
-
-    def _number(self, func: Any, tensor: Tensor) -> Any:
-        known = self.value_of(tensor)
-        if known is not None:
-            with compat.modes_disabled():
-                return known.item()
-        if not tensor.is_floating_point():
-            return func(tensor)
-        self._note("float")
-        return 1.0
-
-    def _compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        real_args, real_kwargs = _map((args, kwargs), self.value_of)
-        if real_kwargs.get("device") is not None:
-            real_kwargs["device"] = torch.device("cpu")
-        with compat.modes_disabled():
-            real = func(*real_args, **real_kwargs)
-        for fake, value in zip(tensors_in([result]), tensors_in([real]), strict=False):
-            self.remember(fake, value)
-
-
 class WatchedWorld:
     """Makes the tensors of a trial on watched devices; a context in which its operations run.
 
@@ -178,14 +112,15 @@ class WatchedWorld:
         self._target = target
         self._tracer = tracer
         self._mode = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else None
-        self._known = KnownValues(note) if kind == "fake" else None
+        self._known = KnownValues(self._mode, note) if self._mode is not None else None
         self._watch = Watch(tracer, {device: account for account, device in enumerate(devices)}, observe)
         self._stack = ExitStack()
 
     def __enter__(self) -> WatchedWorld:
         if self._mode is not None and self._known is not None:
+            self._stack.enter_context(compat.foreach_on_fakes())
+            self._stack.enter_context(compat.unseen_by_transformers())
             if self._target.is_emulated:
-                self._stack.enter_context(compat.foreach_on_fakes())
                 self._stack.enter_context(emulating(self._target, "CUDA"))
             self._stack.enter_context(self._mode)
             self._stack.enter_context(self._known)
@@ -237,7 +172,9 @@ class WatchedWorld:
         return made
 
     def on_host(self, tensor: Tensor) -> Tensor:
-        """The trial's own tensor for one that stays on the host."""
+        """The trial's own tensor for one that stays on the host, which may be a device of the trial itself."""
+        if self._mode is not None and self.devices[0].type == "cpu":
+            return self.on_device(tensor, 0, self.current_account or 0)
         with compat.modes_disabled():
             return on_host(tensor)
 
@@ -250,13 +187,3 @@ class WatchedWorld:
             if self._known is not None and known is not None:
                 self._known.remember(copied, known.clone())
         return copied
-
-
-def _map(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(item, function) for item in value)
-    if isinstance(value, dict):
-        return {key: _map(item, function) for key, item in value.items()}
-    return value
