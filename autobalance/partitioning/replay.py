@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autobalance.allocator.replay import Replayed, replay_requests, requests_fit
+from autobalance.allocator.settings import AllocatorSettings
 from autobalance.profiling.timeline import HOST, ROOT, Timeline
 
 
@@ -24,7 +26,57 @@ def replay(timeline: Timeline, device_of: Sequence[int], root: int, devices: int
     Returns:
         Bytes per device.
     """
+    return timeline.peaks(_homes(timeline, device_of, root), devices)
+
+
+def replay_allocator(
+    timeline: Timeline,
+    device_of: Sequence[int],
+    root: int,
+    devices: int,
+    settings: AllocatorSettings | None = None,
+) -> list[Replayed]:
+    """What the caching allocator of every device has in use, and has reserved, at most.
+
+    Example:
+        >>> [device.reserved for device in replay_allocator(profile.timeline, [0, 0, 1], root=1, devices=2)]
+
+    Args:
+        timeline: storage events.
+        device_of: device index per block.
+        root: device index of what the blocks do not own.
+        devices: how many devices there are.
+        settings: of the allocators.
+    """
+    asked = timeline.requests(_homes(timeline, device_of, root), devices)
+    return [replay_requests(requests, settings=settings) for requests in asked]
+
+
+def fits(
+    timeline: Timeline,
+    device_of: Sequence[int],
+    root: int,
+    capacities: Sequence[int],
+    settings: AllocatorSettings | None = None,
+) -> list[bool]:
+    """Whether each device, through its caching allocator, can serve what it is asked for.
+
+    Example:
+        >>> all(fits(profile.timeline, [0, 0, 1], root=1, capacities=[24 * 2**30] * 2))
+
+    Args:
+        timeline: storage events.
+        device_of: device index per block.
+        root: device index of what the blocks do not own.
+        capacities: bytes that the allocator of each device can take.
+        settings: of the allocators.
+    """
+    asked = timeline.requests(_homes(timeline, device_of, root), len(capacities))
+    return [requests_fit(requests, most, settings) for requests, most in zip(asked, capacities, strict=True)]
+
+
+def _homes(timeline: Timeline, device_of: Sequence[int], root: int) -> list[int]:
     places = dict(enumerate(device_of))
     places[ROOT] = root
     places[HOST] = -1
-    return timeline.peaks([places[owner] for owner in timeline.owners], devices)
+    return [places[owner] for owner in timeline.owners]

@@ -6,11 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
+from autobalance.allocator.replay import replay_requests, requests_fit
+from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
 from autobalance.profiling.holders import Holder
 from autobalance.profiling.roofline import Work
 from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline
 from autobalance.saved import load, save
+from autobalance.units import parse_size
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,15 @@ class Profile:
         """Block names in call order."""
         return tuple(block.name for block in self.blocks)
 
-    def peak(self, step: int | None = None, *, phase: Phase | None = None, batch_size: int | None = None) -> int:
+    def peak(
+        self,
+        step: int | None = None,
+        *,
+        phase: Phase | None = None,
+        reserved: bool = False,
+        batch_size: int | None = None,
+        settings: AllocatorSettings | None = None,
+    ) -> int:
         """Bytes at the highest instant if everything sat on one device.
 
         Example:
@@ -147,17 +159,44 @@ class Profile:
         Args:
             step: counted from 1; steps after the last that was traced are like that one. None: the highest of all.
             phase: `"forward+backward"` or `"optimizer"`; None: both.
+            reserved: bytes that CUDA's caching allocator has taken from the device by then, instead of bytes in use.
             batch_size: samples in a batch; None: as traced.
+            settings: of that allocator; None: those of `PYTORCH_CUDA_ALLOC_CONF` in the environment.
 
         Raises:
-            ValueError: the trace has no such step or phase, or does not know how bytes depend on the batch.
+            ValueError: the trace has no such step or phase, does not know how bytes depend on the batch, or is of a
+                device without a caching allocator.
         """
-        timeline = self.timeline if batch_size is None else self._resized(batch_size)
+        timeline = self._timeline_of(batch_size)
         if step is not None and timeline.steps and step > timeline.steps[-1]:
             step = timeline.steps[-1]
         spans = [timeline.window(step)] if phase is None else timeline.spans(step, phase)
-        homes = [-1 if owner == HOST else 0 for owner in timeline.owners]
-        return max(timeline.peaks(homes, 1, start, stop)[0] for start, stop in spans)
+        if reserved:
+            requests = self._requests(timeline, max(stop for _, stop in spans))
+            return replay_requests(requests, settings=_settings(settings)).reserved
+        return max(timeline.peaks(_on_one_device(timeline), 1, start, stop)[0] for start, stop in spans)
+
+    def fits(
+        self, capacity: str | float, *, batch_size: int | None = None, settings: AllocatorSettings | None = None
+    ) -> bool:
+        """Whether a device with so much memory for the allocator could run all traced steps by itself.
+
+        The replay decides: reserved bytes above the capacity are given back where they are cached, and free memory that
+        lies in pieces can be too little.
+
+        Example:
+            >>> profile.fits("23.5 GiB")
+
+        Args:
+            capacity: bytes, or words, that the allocator can take: what is free once the CUDA context is there.
+            batch_size: samples in a batch; None: as traced.
+            settings: as for `peak`.
+
+        Raises:
+            ValueError: as for `peak`.
+        """
+        timeline = self._timeline_of(batch_size)
+        return requests_fit(self._requests(timeline, None), parse_size(capacity), _settings(settings))
 
     def scaled(self, batch_size: int) -> Profile:
         """The profile of the same step on a batch of another size.
@@ -174,11 +213,11 @@ class Profile:
         Raises:
             ValueError: the profile does not know how bytes depend on the batch.
         """
-        timeline = self._resized(batch_size)
+        timeline = self._timeline_of(batch_size)
         if batch_size == self.batch_size:
             return self
         batch = f"{self.batch}, with {batch_size} samples in place of {self.batch_size}"
-        scaled = replace(self, timeline=timeline, batch=batch, batch_size=batch_size, other_blocks=())
+        scaled = replace(self, timeline=timeline, batch=batch, batch_size=batch_size, other_blocks=(), holders=())
         if self.other_blocks:
             way = (batch_size - self.batch_size) / (self.other_batch_size - self.batch_size)
             pairs = zip(self.blocks, self.other_blocks, strict=True)
@@ -186,12 +225,22 @@ class Profile:
             scaled = replace(scaled, blocks=rows, other_blocks=self.blocks, other_batch_size=self.batch_size)
         return scaled
 
-    def _resized(self, batch_size: int) -> Timeline:
+    def _requests(self, timeline: Timeline, stop: int | None) -> list[tuple[int, int]]:
+        if self.granule == 1:
+            raise ValueError(
+                f"the profile is of {self.target!r}, which has no caching allocator that reserves memory; ask for "
+                f"peak() without reserved=True, or make the profile with target='cuda'"
+            )
+        return timeline.requests(_on_one_device(timeline), 1, stop)[0]
+
+    def _timeline_of(self, batch_size: int | None) -> Timeline:
+        if batch_size is None:
+            return self.timeline
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; a batch has at least one sample")
         if batch_size == self.batch_size:
             return self.timeline
-        if not self.batch_size or len(self.timeline.fixed) != len(self.timeline.sizes):
+        if not self.batch_size or len(self.timeline.per_sample) != len(self.timeline.sizes):
             told = [note for note in self.notes if "batch" in note]
             raise ValueError(
                 f"this profile holds for the batch it was made with ({self.batch or 'not named'}): how bytes depend on "
@@ -274,6 +323,20 @@ class Profile:
             target="by hand",
         )
 
+    def report(self) -> str:
+        """The profile as a table, with its peaks, how certain they are, and what holds most of them, in words.
+
+        Example:
+            >>> print(profile.report())
+        """
+        from autobalance.report.render import render
+        from autobalance.report.tables import profile_table
+
+        return render(profile_table(self))
+
+    def __str__(self) -> str:
+        return self.report()
+
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON.
 
@@ -311,16 +374,39 @@ def require_profile(thing: object, function: str) -> None:
         )
 
 
+def _on_one_device(timeline: Timeline) -> list[int]:
+    return [-1 if owner == HOST else 0 for owner in timeline.owners]
+
+
+def _settings(given: AllocatorSettings | None) -> AllocatorSettings:
+    return settings_from_environment() if given is None else given
+
+
 def _between(block: BlockCost, other: BlockCost, way: float) -> BlockCost:
     """The row that lies `way` of the way from one to another, beyond it where `way` is above 1."""
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for column in fields(BlockCost):
         here, there = getattr(block, column.name), getattr(other, column.name)
         if isinstance(here, int):
             numbers[column.name] = max(0, round(here + way * (there - here)))
         elif isinstance(here, float):
             numbers[column.name] = max(0.0, here + way * (there - here))
+    for work in ("forward_work", "backward_work"):
+        numbers[work] = _work_between(getattr(block, work), getattr(other, work), way)
     return replace(block, **numbers)
+
+
+def _work_between(parts: tuple[Work, ...], others: tuple[Work, ...], way: float) -> tuple[Work, ...]:
+    def weigh(part: Work, other: Work, way: float) -> Work:
+        pairs = ((part.flops, other.flops), (part.traffic, other.traffic), (part.launches, other.launches))
+        return Work(part.arithmetic, *(max(0, round(here + way * (there - here))) for here, there in pairs))
+
+    if [part.arithmetic for part in parts] == [other.arithmetic for other in others]:
+        return tuple(weigh(part, other, way) for part, other in zip(parts, others, strict=True))
+    # Intensities fell into other classes there: all parts grow as their sum does.
+    here, there = sum(part.flops for part in parts), sum(part.flops for part in others)
+    growth = 1 + way * (there - here) / here if here else 1.0
+    return tuple(weigh(part, Work(part.arithmetic), 1 - growth) for part in parts)
 
 
 def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[float]:

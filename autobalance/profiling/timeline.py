@@ -37,7 +37,7 @@ class Timeline:
         events: `s + 1`: storage `s` is born; `-(s + 1)`: it dies. What never dies lives to the end.
         marks: names of instants, as (name, index into `events`): ("step 1 forward", 12).
         fixed, per_sample: a batch of `b` samples takes exactly `fixed + per_sample * b` bytes of a storage, before
-            rounding; both empty where that is not known.
+            rounding. `per_sample` is empty where that is not known; `fixed` then has the exact bytes as traced.
         scratch: indices of storages that are no tensors, but taken by kernels for themselves: scratch and workspaces.
     """
 
@@ -61,9 +61,9 @@ class Timeline:
             raise ValueError(f"a storage has {min(self.sizes)} bytes; sizes must not be negative")
         if sum(self.sizes) > _MOST:
             raise ValueError(f"the storages take {sum(self.sizes)} bytes together, more than any machine has")
-        if (len(self.fixed), len(self.per_sample)) not in ((0, 0), (count, count)):
+        if len(self.fixed) not in (0, count) or len(self.per_sample) not in (0, len(self.fixed)):
             raise ValueError(
-                f"fixed and per_sample have {len(self.fixed)} and {len(self.per_sample)} entries; both describe all "
+                f"fixed and per_sample have {len(self.fixed)} and {len(self.per_sample)} entries; each describes all "
                 f"{count} storages, or none"
             )
         for storage in self.scratch:
@@ -102,41 +102,60 @@ class Timeline:
             Peak bytes per device.
         """
         last = len(self.events) if stop is None else min(stop, len(self.events))
-        storages, born = self._events
-        devices_of = np.asarray(homes, dtype=np.int64)[storages[:last]]
-        changes = self._changes(devices_of, storages[:last], born[:last])
+        places, changes, _ = self._changes(homes, last)
         peaks = []
         for device in range(devices):
-            here = np.flatnonzero(devices_of == device)
+            here = np.flatnonzero(places == device)
             used = np.cumsum(changes[here])
             first = int(np.searchsorted(here, start))
-            already = int(used[min(first, len(used)) - 1]) if first else 0
+            already = int(used[first - 1]) if first else 0
             peaks.append(max(already, int(used[first:].max(initial=0))))
         return peaks
 
-    def _changes(self, devices: Whole, storages: Whole, born: NDArray[np.bool_]) -> Whole:
-        """Bytes by which each event changes what its device holds."""
+    def requests(self, homes: Sequence[int], devices: int, stop: int | None = None) -> list[list[tuple[int, int]]]:
+        """What each device is asked for: (storage, bytes), more than 0 where it is born and less where it dies.
+
+        Storages that are one on a device appear there as the first of them.
+
+        Example:
+            >>> Timeline((512, 1024), (0, 1), (-1, -1), (1, 2, -2)).requests([0, 0], devices=1)
+            [[(0, 512), (1, 1024), (1, -1024)]]
+
+        Args:
+            homes: device of every storage; negative: on none of them.
+            devices: how many devices there are.
+            stop: one past the last event; None: to the end.
+        """
+        last = len(self.events) if stop is None else min(stop, len(self.events))
+        places, changes, keys = self._changes(homes, last)
+        found = []
+        for device in range(devices):
+            here = np.flatnonzero((places == device) & (changes != 0))
+            found.append(list(zip(keys[here].tolist(), changes[here].tolist(), strict=True)))
+        return found
+
+    def _changes(self, homes: Sequence[int], last: int) -> tuple[Whole, Whole, Whole]:
+        """Of the first `last` events: on which device, the change of bytes there, and of which storage."""
         sizes, values = self._columns
-        changes = np.where(born, sizes[storages], -sizes[storages])
+        storages, born = self._events[0][:last], self._events[1][:last]
+        devices = np.asarray(homes, dtype=np.int64)[storages]
+        changes, keys = np.where(born, sizes[storages], -sizes[storages]), storages.copy()
         shared = np.flatnonzero((values[storages] >= 0) & (devices >= 0))
         if not len(shared):
-            return changes
+            return devices, changes, keys
         # Of one tensor on one device only the first birth and the last death change anything.
         order = shared[np.lexsort((values[storages[shared]], devices[shared]))]
+        on, of = devices[order], values[storages[order]]
         steps = np.where(born[order], 1, -1)
         # Every group of equal (device, value) begins with nobody; what earlier groups leave alive is taken off.
+        heads = np.flatnonzero(np.r_[True, (on[1:] != on[:-1]) | (of[1:] != of[:-1])])
         total = np.cumsum(steps)
-        begins = np.ones(len(order), dtype=bool)
-        begins[1:] = (devices[order][1:] != devices[order][:-1]) | (
-            values[storages[order]][1:] != values[storages[order]][:-1]
-        )
-        heads = np.flatnonzero(begins)
-        holders = total - np.repeat(total[heads] - steps[heads], np.diff([*heads, len(order)]))
+        holders = total - np.repeat(total[heads] - steps[heads], np.diff(np.r_[heads, len(order)]))
         first = (holders == 1) & (steps > 0)
-        taken_at = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-        taken = sizes[storages[order]][taken_at]
-        changes[order] = np.where(first, taken, np.where(holders == 0, -taken, 0))
-        return changes
+        holder = storages[order][np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
+        changes[order] = np.where(first, sizes[holder], np.where(holders == 0, -sizes[holder], 0))
+        keys[order] = holder
+        return devices, changes, keys
 
     @cached_property
     def _events(self) -> tuple[Whole, NDArray[np.bool_]]:
@@ -217,7 +236,7 @@ class Timeline:
         Raises:
             ValueError: it is not known how bytes depend on the batch.
         """
-        if len(self.fixed) != len(self.sizes):
+        if len(self.per_sample) != len(self.sizes):
             raise ValueError("the timeline does not know its bytes as a function of the batch")
         exact = (fixed + each * batch_size for fixed, each in zip(self.fixed, self.per_sample, strict=True))
         return replace(self, sizes=tuple(-(-max(0, nbytes) // granule) * granule for nbytes in exact))

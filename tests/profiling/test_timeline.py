@@ -64,7 +64,8 @@ def test_a_window_starts_with_what_already_lives() -> None:
         ({"events": (1, 1)}, "event 1: storage 0 born while it lives"),
         ({"events": (-1,)}, "event 0: storage 0 dies while it is not alive"),
         ({"marks": (("step 1", 5),)}, "mark 'step 1' is at event 5, but there are 1 events"),
-        ({"fixed": (1,)}, "fixed and per_sample have 1 and 0 entries; both describe all 1 storages, or none"),
+        ({"per_sample": (1,)}, "fixed and per_sample have 0 and 1 entries; each describes all 1 storages, or none"),
+        ({"fixed": (1, 1)}, "fixed and per_sample have 2 and 0 entries"),
         ({"scratch": (1,)}, "scratch names storage 1, but there are 1 storages"),
     ],
 )
