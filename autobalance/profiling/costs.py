@@ -52,7 +52,9 @@ def build_profile(
     timeline = traced.tracer.timeline(owner_of)
     names = [blocks.names[block] for block in order]
     rows = _rows(timeline, traced, owner_of, names, blocks, order, target)
-    holders, parts = at_peak(timeline, names, traced.tracer.kinds, traced.tracer.makers)
+    holders, parts = at_peak(
+        timeline, [(row.name, row.kind) for row in rows], traced.tracer.kinds, traced.tracer.makers
+    )
     together = [tuple(sorted(position[block] for block in tie)) for tie in blocks.ties]
     together += _kept_together(blocks, traced, owners, position)
     return Profile(

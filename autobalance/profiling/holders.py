@@ -11,19 +11,19 @@ from autobalance.profiling.timeline import HOST, Timeline
 
 @dataclass(frozen=True)
 class Holder:
-    """Storages of one kind in one block that are alive at the peak.
+    """Storages of one kind, in blocks of one class, that are alive at the peak.
 
     Example:
-        >>> Holder(block="head", what="addmm 8x50257", nbytes=1_608_224, share=0.38)
+        >>> Holder(blocks=("head",), what="addmm 8x50257", nbytes=1_608_224, share=0.38)
 
     Attributes:
-        block: name of the block; "" for what is on the root device.
+        blocks: names of the blocks; none for what is on the root device.
         what: "weights", "gradients", "optimizer", "buffers", or the operation that made it and its shape.
         nbytes: bytes together.
         share: of the peak.
     """
 
-    block: str
+    blocks: tuple[str, ...]
     what: str
     nbytes: int
     share: float
@@ -48,13 +48,17 @@ class Parts:
 
 
 def at_peak(
-    timeline: Timeline, names: Sequence[str], kinds: Sequence[str], makers: Sequence[str], most: int = 8
+    timeline: Timeline,
+    rows: Sequence[tuple[str, str]],
+    kinds: Sequence[str],
+    makers: Sequence[str],
+    most: int = 12,
 ) -> tuple[tuple[Holder, ...], Parts]:
     """The largest holders at the instant at which all blocks together hold the most, and how certain they are.
 
     Args:
         timeline: the trace.
-        names: of the blocks.
+        rows: name and class of every block.
         kinds: of the storages: "weights", "gradients", "scratch", "allowance", ..., or "".
         makers: the operation that made each storage, with its shape.
         most: how many.
@@ -63,15 +67,22 @@ def at_peak(
         The holders, the largest first; and the parts.
     """
     alive, total = _alive_at_peak(timeline)
-    held: dict[tuple[int, str], int] = defaultdict(int)
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    names: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     certain: dict[str, int] = defaultdict(int)
     for storage in alive:
         size = timeline.sizes[storage]
-        held[timeline.owners[storage], _what(kinds[storage], makers[storage])] += size
+        owner = timeline.owners[storage]
+        name, kind = rows[owner] if owner >= 0 else ("", "")
+        key = kind, _what(kinds[storage], makers[storage])
+        held[key] += size
+        names[key] |= {name: None} if name else {}
         certain[_certainty(kinds[storage])] += size
     largest = sorted(held.items(), key=lambda item: -item[1])[:most]
+    order = {name: position for position, (name, _) in enumerate(rows)}
     holders = tuple(
-        Holder(names[owner] if owner >= 0 else "", what, nbytes, nbytes / total) for (owner, what), nbytes in largest
+        Holder(tuple(sorted(names[key], key=order.__getitem__)), key[1], nbytes, nbytes / total)
+        for key, nbytes in largest
     )
     return holders, Parts(**certain)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from autobalance.allocator.replay import replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
-from autobalance.profiling.holders import Holder
+from autobalance.profiling.holders import Holder, Parts
 from autobalance.profiling.roofline import Work
 from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline
 from autobalance.saved import load, save
@@ -90,6 +90,7 @@ class Profile:
         batch_size: samples in the batch that was traced; 0: not known.
         granule: bytes to whose multiples the device rounds storages up.
         holders: what holds the most at the peak, the largest first.
+        parts: how certain the bytes at the peak are.
         other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
     """
 
@@ -108,6 +109,7 @@ class Profile:
     other_blocks: tuple[BlockCost, ...] = ()
     other_batch_size: int = 0
     holders: tuple[Holder, ...] = ()
+    parts: Parts = Parts()
 
     def __post_init__(self) -> None:
         count = len(self.blocks)
@@ -217,7 +219,9 @@ class Profile:
         if batch_size == self.batch_size:
             return self
         batch = f"{self.batch}, with {batch_size} samples in place of {self.batch_size}"
-        scaled = replace(self, timeline=timeline, batch=batch, batch_size=batch_size, other_blocks=(), holders=())
+        scaled = replace(
+            self, timeline=timeline, batch=batch, batch_size=batch_size, other_blocks=(), holders=(), parts=Parts()
+        )
         if self.other_blocks:
             way = (batch_size - self.batch_size) / (self.other_batch_size - self.batch_size)
             pairs = zip(self.blocks, self.other_blocks, strict=True)

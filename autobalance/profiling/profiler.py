@@ -18,6 +18,7 @@ from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_p
 from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, PlainTrial, Step, Trial
 from autobalance.profiling.world import Kind
+from autobalance.report.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +62,10 @@ def profile(
     kernels = find_target(target, present_gpu())
     trial = PlainTrial(optimizer, step, precision, training, accumulate, clip)
     kind = "train" if training else "predict"
-    profiler = Profiler(model, find_blocks(model), trial, [Batch(f"{kind} batch", kind, batch)], training, kernels)
-    return profiler.profile()
+    blocks = find_blocks(model)
+    profiler = Profiler(model, blocks, trial, [Batch(f"{kind} batch", kind, batch)], training, kernels)
+    with ProgressBar("profiling", total=PlainTrial.STEPS * accumulate * len(blocks)) as profiler.progress:
+        return profiler.profile()
 
 
 def present_gpu() -> Target | None:
@@ -85,6 +88,7 @@ class Profiler:
         training: whether the run trains.
         target: whose kernels are chosen.
         notes: what a reader of the plan should know.
+        progress: told the name of each block that begins its forward in a trace.
     """
 
     root: nn.Module
@@ -94,6 +98,7 @@ class Profiler:
     training: bool = True
     target: Target = SIMULATED
     notes: list[str] = field(default_factory=list)
+    progress: Callable[[str], None] | None = None
     _kind: Kind = "fake"
 
     def profile(self) -> Profile:
@@ -138,7 +143,7 @@ class Profiler:
         return forecasts(traced, devices)
 
     def _subject(self, blocks: Blocks, kind: Kind) -> Subject:
-        return Subject(self.root, blocks, self.trial, self.batches, self.target, kind)
+        return Subject(self.root, blocks, self.trial, self.batches, self.target, kind, self.progress)
 
     def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
         try:

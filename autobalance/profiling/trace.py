@@ -43,6 +43,7 @@ class Subject:
         batches: one of every loader the run will meet, training first.
         target: whose kernels are chosen.
         kind: of elements: "fake" ones need no memory; "real" ones are a copy of the model on the CPU.
+        progress: told the name of each block that begins its forward.
     """
 
     root: nn.Module
@@ -51,6 +52,7 @@ class Subject:
     batches: Sequence[Batch]
     target: Target = SIMULATED
     kind: Kind = "fake"
+    progress: Callable[[str], None] | None = None
 
 
 def trace_apart(subject: Subject, last: int | None = None) -> Traced:
@@ -174,7 +176,7 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         declared = getattr(twin, "forward_methods", None)
         methods = declared() if callable(declared) else None
         installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit)
-        watch_calls(twin_blocks, traced)
+        watch_calls(twin_blocks, traced, subject.progress)
         watch_gradients(twin, traced)
         optimizers = trial.prepare(twin, layout.root_device)
         traced.optimizers = tuple(type(optimizer).__name__ for optimizer in optimizers)

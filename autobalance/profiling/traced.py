@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -135,8 +135,12 @@ def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.opti
     tracer.mark(name)
 
 
-def watch_calls(blocks: Blocks, traced: Traced) -> None:
-    """Note the order of first calls and the bytes of outputs."""
+def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] | None = None) -> None:
+    """Note the order of first calls and the bytes of outputs, and tell `progress` the name of each block called."""
+
+    def calling(name: str, module: nn.Module, args: Any) -> None:
+        if progress is not None:
+            progress(name)
 
     def called(index: int, module: nn.Module, args: Any, output: Any) -> None:
         if index not in traced.outputs:
@@ -147,6 +151,7 @@ def watch_calls(blocks: Blocks, traced: Traced) -> None:
 
     for index, modules in enumerate(blocks.modules):
         for module in modules:
+            module.register_forward_pre_hook(partial(calling, blocks.names[index]))
             module.register_forward_hook(partial(called, index))
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.report.grid import add_line, grid
+from autobalance.report.surprises import certainty, surprises
 from autobalance.units import format_size
 
 
@@ -103,25 +104,37 @@ def profile_table(profile: Profile) -> Group:
     }
     shown = {heading: what for heading, what in every.items() if any(getattr(row, what) for row in profile.blocks)}
     unit, size = _one_unit(max((getattr(row, what) for row in profile.blocks for what in shown.values()), default=0))
-    title = f"{len(profile.blocks)} blocks, batch: {profile.batch or 'not said'}; sizes in {unit}"
-    table = grid(left=("block", "kind"), right=("count", *shown, "ms"))
+    kernels = f", kernels of {profile.target}, {profile.precision}" if profile.target else ""
+    title = f"{len(profile.blocks)} blocks, batch: {profile.batch or 'not said'}{kernels}; sizes in {unit}"
+    table = grid(left=("block", "kind", "dtype"), right=("count", *shown, "fwd ms", "bwd ms"))
     for _, equal in groupby(profile.blocks, key=lambda row: replace(row, name="")):
         rows = list(equal)
         name = rows[0].name if len(rows) == 1 else _range(rows[0].name, rows[-1].name)
         costs = (size(getattr(rows[0], what)) for what in shown.values())
-        add_line(table, name, rows[0].kind, str(len(rows)), *costs, _milliseconds(rows[:1]))
+        add_line(table, name, rows[0].kind, rows[0].dtype, str(len(rows)), *costs, *_milliseconds(rows[:1]))
     table.add_section()
     totals = [
         size((max if what.endswith("transient") else sum)(getattr(row, what) for row in profile.blocks))
         for what in shown.values()
     ]
-    add_line(table, "all", "", str(len(profile.blocks)), *totals, _milliseconds(profile.blocks))
-    peak = f"peak if all sat on one device: {format_size(profile.peak())}"
-    return Group(Text(title), table, Text(peak), *(Text(note) for note in profile.notes))
+    add_line(table, "all", "", "", str(len(profile.blocks)), *totals, *_milliseconds(profile.blocks))
+    return Group(Text(title), table, *(Text(line) for line in _below_profile(profile)))
 
 
-def _milliseconds(rows: Sequence[BlockCost]) -> str:
-    return f"{sum(row.forward_time + row.backward_time for row in rows) * 1e3:.3g}"
+def _below_profile(profile: Profile) -> list[str]:
+    peaks = f"peak if all sat on one device: {format_size(profile.peak())}"
+    if len(profile.timeline.steps) > 1:
+        first, last = profile.timeline.steps[0], profile.timeline.steps[-1]
+        peaks += f" (step {first}: {format_size(profile.peak(first))}, later: {format_size(profile.peak(last))})"
+    lines = [peaks]
+    if profile.parts.exact:
+        lines.append(certainty(profile))
+    return [*lines, *surprises(profile), *profile.notes]
+
+
+def _milliseconds(rows: Sequence[BlockCost]) -> tuple[str, str]:
+    forward, backward = sum(row.forward_time for row in rows), sum(row.backward_time for row in rows)
+    return f"{forward * 1e3:.3g}", f"{backward * 1e3:.3g}"
 
 
 def _one_unit(largest: int) -> tuple[str, Callable[[int], str]]:

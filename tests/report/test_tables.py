@@ -61,8 +61,8 @@ def test_three_or_more_neighbours_are_a_range() -> None:
 def test_a_profile_has_one_line_for_each_run_of_equal_blocks_and_their_sum() -> None:
     text = render(profile_table(_profile()), width=120)
     assert "5 blocks, batch: validation batch of 64; sizes in MiB" in text
-    assert _words(text, "embed") == "embed … head Layer 5 10.00 10.00 20.00 5.00 0"
-    assert _words(text, "all ") == "all 5 50.00 50.00 100.00 25.00 0"
+    assert _words(text, "embed") == "embed … head Layer 5 10.00 10.00 20.00 5.00 0 0"
+    assert _words(text, "all ") == "all 5 50.00 50.00 100.00 25.00 0 0"
     assert "peak if all sat on one device: 226.00 MiB" in text
     assert "loss.item() was replaced" in text
 
@@ -70,8 +70,8 @@ def test_a_profile_has_one_line_for_each_run_of_equal_blocks_and_their_sum() -> 
 def test_of_transient_bytes_the_largest_counts() -> None:
     profile = Profile.from_costs([1, 1, 2], transient=[7, 9, 8], forward_time=[0.001, 0.002, 0.001])
     text = render(profile_table(profile), width=100)
-    assert _words(text, "block1") == "block1 1 1 9 9 2"
-    assert _words(text, "all ") == "all 3 4 9 9 4"
+    assert _words(text, "block1") == "block1 1 1 9 9 2 0"
+    assert _words(text, "all ") == "all 3 4 9 9 4 0"
 
 
 def test_figures_are_never_cut() -> None:
