@@ -2,68 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from autobalance.allocator.replay import replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
+from autobalance.profiling.block_cost import BlockCost, between
 from autobalance.profiling.holders import Holder, Parts
-from autobalance.profiling.roofline import Work
+from autobalance.profiling.textbook import textbook
 from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline
 from autobalance.saved import load, save
 from autobalance.units import parse_size
 
-
-@dataclass(frozen=True)
-class BlockCost:
-    """What one block costs: bytes of memory and seconds.
-
-    Example:
-        >>> BlockCost("layers.0", kind="Linear", weights=4096)
-
-    Attributes:
-        name: qualified name in the root module; a group of modules is joined with `+`.
-        kind: class name.
-        weights, gradients, optimizer, buffers: static bytes.
-        inputs, outputs: bytes of the tensors that go in and come out.
-        saved: bytes kept from forward to backward.
-        forward_transient, backward_transient: most bytes alive only inside one forward or backward.
-        forward_time, backward_time: seconds; running the forward again in the backward takes `forward_time` once more.
-        optimizer_time: seconds of its share of an optimizer step.
-        forward_work, backward_work: operations and bytes moved, from which the time on any device follows.
-        dtype: data type of most of its weights.
-    """
-
-    name: str
-    kind: str = ""
-    weights: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-    buffers: int = 0
-    inputs: int = 0
-    outputs: int = 0
-    saved: int = 0
-    forward_transient: int = 0
-    backward_transient: int = 0
-    forward_time: float = 0.0
-    backward_time: float = 0.0
-    optimizer_time: float = 0.0
-    forward_work: tuple[Work, ...] = ()
-    backward_work: tuple[Work, ...] = ()
-    dtype: str = ""
-
-    @property
-    def static(self) -> int:
-        """Bytes that stay: weights, gradients, optimizer state and buffers."""
-        return self.weights + self.gradients + self.optimizer + self.buffers
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Names of the modules that the block is made of."""
-        return tuple(self.name.split("+"))
+__all__ = ["BlockCost", "Profile", "require_profile"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +61,7 @@ class Profile:
     other_blocks: tuple[BlockCost, ...] = ()
     other_batch_size: int = 0
     holders: tuple[Holder, ...] = ()
-    parts: Parts = Parts()
+    parts: Parts = field(default_factory=Parts)
 
     def __post_init__(self) -> None:
         count = len(self.blocks)
@@ -225,7 +177,7 @@ class Profile:
         if self.other_blocks:
             way = (batch_size - self.batch_size) / (self.other_batch_size - self.batch_size)
             pairs = zip(self.blocks, self.other_blocks, strict=True)
-            rows = tuple(_between(block, other, way) for block, other in pairs)
+            rows = tuple(between(block, other, way) for block, other in pairs)
             scaled = replace(scaled, blocks=rows, other_blocks=self.blocks, other_batch_size=self.batch_size)
         return scaled
 
@@ -290,10 +242,7 @@ class Profile:
         Raises:
             ValueError: lists of different lengths, or a number that is negative or not finite.
         """
-        count = len(static)
-        if transfer is not None and len(transfer) == count - 1:
-            transfer = [*transfer, 0]
-        columns = {
+        given = {
             "static": static,
             "saved": saved,
             "transient": transient,
@@ -301,27 +250,10 @@ class Profile:
             "backward_time": backward_time,
             "transfer": transfer,
         }
-        column = {what: _column(what, given, count) for what, given in columns.items()}
-        if names is not None and len(names) != count:
-            raise ValueError(f"names has {len(names)} entries, static has {count}; they describe the same blocks")
-        sizes = {what: [_whole(size) for size in column[what]] for what in ("static", "saved", "transient", "transfer")}
-        blocks = tuple(
-            BlockCost(
-                names[k] if names is not None else f"block{k}",
-                weights=sizes["static"][k],
-                inputs=sizes["transfer"][k - 1] if k else 0,
-                outputs=sizes["transfer"][k],
-                saved=sizes["saved"][k],
-                forward_transient=sizes["transient"][k],
-                backward_transient=sizes["transient"][k],
-                forward_time=float(column["forward_time"][k]),
-                backward_time=float(column["backward_time"][k]),
-            )
-            for k in range(count)
-        )
+        blocks, timeline = textbook(given, names)
         return cls(
             blocks,
-            _textbook_timeline(sizes["static"], sizes["saved"], sizes["transient"]),
+            timeline,
             together=tuple(tuple(group) for group in together),
             batch="as given",
             target="by hand",
@@ -384,66 +316,3 @@ def _on_one_device(timeline: Timeline) -> list[int]:
 
 def _settings(given: AllocatorSettings | None) -> AllocatorSettings:
     return settings_from_environment() if given is None else given
-
-
-def _between(block: BlockCost, other: BlockCost, way: float) -> BlockCost:
-    """The row that lies `way` of the way from one to another, beyond it where `way` is above 1."""
-    numbers: dict[str, Any] = {}
-    for column in fields(BlockCost):
-        here, there = getattr(block, column.name), getattr(other, column.name)
-        if isinstance(here, int):
-            numbers[column.name] = max(0, round(here + way * (there - here)))
-        elif isinstance(here, float):
-            numbers[column.name] = max(0.0, here + way * (there - here))
-    for work in ("forward_work", "backward_work"):
-        numbers[work] = _work_between(getattr(block, work), getattr(other, work), way)
-    return replace(block, **numbers)
-
-
-def _work_between(parts: tuple[Work, ...], others: tuple[Work, ...], way: float) -> tuple[Work, ...]:
-    def weigh(part: Work, other: Work, way: float) -> Work:
-        pairs = ((part.flops, other.flops), (part.traffic, other.traffic), (part.launches, other.launches))
-        return Work(part.arithmetic, *(max(0, round(here + way * (there - here))) for here, there in pairs))
-
-    if [part.arithmetic for part in parts] == [other.arithmetic for other in others]:
-        return tuple(weigh(part, other, way) for part, other in zip(parts, others, strict=True))
-    # Intensities fell into other classes there: all parts grow as their sum does.
-    here, there = sum(part.flops for part in parts), sum(part.flops for part in others)
-    growth = 1 + way * (there - here) / here if here else 1.0
-    return tuple(weigh(part, Work(part.arithmetic), 1 - growth) for part in parts)
-
-
-def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[float]:
-    if given is None:
-        return [0] * count
-    if len(given) != count:
-        raise ValueError(f"{what} has {len(given)} entries, static has {count}; they describe the same blocks")
-    wrong = [number for number in given if not 0 <= number < math.inf]
-    if wrong:
-        raise ValueError(f"{what} has the entry {wrong[0]}; costs are finite and not negative")
-    return given
-
-
-def _whole(size: float) -> int:
-    return -int(-size // 1)
-
-
-def _textbook_timeline(static: Sequence[int], saved: Sequence[int], transient: Sequence[int]) -> Timeline:
-    count = len(static)
-    # Storages: static of every block, then saved of every block, then transient of every block.
-    births = [k + 1 for k in range(count)]
-    forward: list[int] = []
-    backward: list[int] = []
-    for k in range(count):
-        keep, work = count + k + 1, 2 * count + k + 1
-        forward += [work, -work, keep]
-    for k in reversed(range(count)):
-        keep, work = count + k + 1, 2 * count + k + 1
-        backward += [work, -work, -keep]
-    return Timeline(
-        sizes=(*static, *saved, *transient),
-        owners=tuple(range(count)) * 3,
-        values=(-1,) * (3 * count),
-        events=(*births, *forward, *backward),
-        marks=(("step 1 forward", count), ("step 1 backward", count + len(forward))),
-    )

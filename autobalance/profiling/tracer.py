@@ -195,5 +195,6 @@ class Tracer:
             values=tuple(self.values),
             events=tuple(self.events),
             marks=tuple(self.marks),
+            fixed=tuple(self.nbytes),
             scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in NO_TENSORS),
         )

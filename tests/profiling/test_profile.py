@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autobalance.allocator.settings import AllocatorSettings
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.timeline import ROOT, Timeline
 
@@ -158,3 +159,41 @@ def test_a_profile_of_one_batch_size_says_why_it_cannot_be_scaled() -> None:
     )
     with pytest.raises(ValueError, match=r"made with \(a graph\): how bytes .* say: the batch has no samples"):
         profile.scaled(3)
+
+
+MIB = 2**20
+
+
+def cached() -> Profile:
+    """Two blocks of 12 MiB each, then a transient of 14 MiB once that of 12 MiB is gone."""
+    timeline = Timeline(
+        sizes=tuple(size * MIB for size in (12, 12, 12, 14)),
+        owners=(0, 1, 0, ROOT),
+        values=(-1,) * 4,
+        events=(1, 2, 3, -3, 4),
+        marks=(("step 1 forward", 2), ("step 1 optimizer", 4)),
+    )
+    return Profile((BlockCost("a"), BlockCost("b")), timeline)
+
+
+def test_reserved_bytes_stay_reserved() -> None:
+    profile = cached()
+    assert (profile.peak(), profile.peak(reserved=True)) == (38 * MIB, 50 * MIB)
+    assert profile.peak(1, phase="forward+backward", reserved=True) == 36 * MIB
+
+
+def test_settings_of_the_allocator_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert cached().peak(reserved=True) == 40 * MIB  # two pages
+    assert cached().peak(reserved=True, settings=AllocatorSettings()) == 50 * MIB
+
+
+def test_a_device_fits_what_its_allocator_can_serve() -> None:
+    assert cached().fits("38 MiB")  # the cached 12 MiB are given back for the last request
+    assert not cached().fits("37 MiB")
+
+
+def test_the_cpu_reserves_nothing() -> None:
+    profile = Profile((BlockCost("a"),), Timeline((3,), (0,), (-1,), (1,)), target="cpu", granule=1)
+    with pytest.raises(ValueError, match="of 'cpu', which has no caching allocator"):
+        profile.peak(reserved=True)

@@ -1,0 +1,88 @@
+"""A profile by hand: rows and timeline of a model whose blocks cost what somebody says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from autobalance.profiling.block_cost import BlockCost
+from autobalance.profiling.timeline import Timeline
+
+
+def textbook(
+    columns: Mapping[str, Sequence[float] | None], names: Sequence[str] | None = None
+) -> tuple[tuple[BlockCost, ...], Timeline]:
+    """Rows and timeline of the textbook's step: static bytes, then forward of each block, then backward in reverse.
+
+    Example:
+        >>> rows, timeline = textbook({"static": [4, 4], "saved": [2, 1]})
+
+    Args:
+        columns: as the arguments of `Profile.from_costs`; `static` is needed.
+        names: of the blocks; None: `block0`, `block1`, ...
+
+    Raises:
+        ValueError: lists of different lengths, or a number that is negative or not finite.
+    """
+    static, transfer = columns["static"], columns.get("transfer")
+    assert static is not None
+    count = len(static)
+    if transfer is not None and len(transfer) == count - 1:
+        transfer = [*transfer, 0]
+    given = {**columns, "transfer": transfer}
+    whats = ("static", "saved", "transient", "forward_time", "backward_time", "transfer")
+    column = {what: _column(what, given.get(what), count) for what in whats}
+    if names is not None and len(names) != count:
+        raise ValueError(f"names has {len(names)} entries, static has {count}; they describe the same blocks")
+    sizes = {what: [_whole(size) for size in column[what]] for what in ("static", "saved", "transient", "transfer")}
+    blocks = tuple(
+        BlockCost(
+            names[k] if names is not None else f"block{k}",
+            weights=sizes["static"][k],
+            inputs=sizes["transfer"][k - 1] if k else 0,
+            outputs=sizes["transfer"][k],
+            saved=sizes["saved"][k],
+            forward_transient=sizes["transient"][k],
+            backward_transient=sizes["transient"][k],
+            forward_time=float(column["forward_time"][k]),
+            backward_time=float(column["backward_time"][k]),
+        )
+        for k in range(count)
+    )
+    return blocks, _textbook_timeline(sizes["static"], sizes["saved"], sizes["transient"])
+
+
+def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[float]:
+    if given is None:
+        return [0] * count
+    if len(given) != count:
+        raise ValueError(f"{what} has {len(given)} entries, static has {count}; they describe the same blocks")
+    wrong = [number for number in given if not 0 <= number < math.inf]
+    if wrong:
+        raise ValueError(f"{what} has the entry {wrong[0]}; costs are finite and not negative")
+    return given
+
+
+def _whole(size: float) -> int:
+    return -int(-size // 1)
+
+
+def _textbook_timeline(static: Sequence[int], saved: Sequence[int], transient: Sequence[int]) -> Timeline:
+    count = len(static)
+    # Storages: static of every block, then saved of every block, then transient of every block.
+    births = [k + 1 for k in range(count)]
+    forward: list[int] = []
+    backward: list[int] = []
+    for k in range(count):
+        keep, work = count + k + 1, 2 * count + k + 1
+        forward += [work, -work, keep]
+    for k in reversed(range(count)):
+        keep, work = count + k + 1, 2 * count + k + 1
+        backward += [work, -work, -keep]
+    return Timeline(
+        sizes=(*static, *saved, *transient),
+        owners=tuple(range(count)) * 3,
+        values=(-1,) * (3 * count),
+        events=(*births, *forward, *backward),
+        marks=(("step 1 forward", count), ("step 1 backward", count + len(forward))),
+    )
