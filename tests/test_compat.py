@@ -223,3 +223,9 @@ def test_a_mode_is_told_of_gradients_that_are_set() -> None:
     with Telling():
         x.grad = value
     assert told == [compat.gradient_setter()]
+
+
+def test_workspaces_of_cublas_can_be_given_back() -> None:
+    compat.drop_cuda_workspaces(torch.device("cpu"))
+    if torch.backends.cuda.is_built():
+        compat.drop_cuda_workspaces(torch.device("cuda", 0))

@@ -1,0 +1,169 @@
+"""One real step on the host in which somebody else runs the blocks, so that each is seen with what it is really given.
+
+The step runs on a copy of the model that shares its parameters: no second model is held in memory. What comes out of a
+block goes into the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autobalance.blocks import Blocks
+from autobalance.placement.hooks import replace_method, run_method
+from autobalance.profiling.copying import copy_module
+from autobalance.profiling.trial import Batch, Trial
+from autobalance.profiling.visit import Call
+
+Run = Callable[[int, str, nn.Module, Call], Any]
+"""Runs the module of that name, all or part of the block of that index; returns what it returns, on the host."""
+
+
+def run_blocks(root: nn.Module, blocks: Blocks, trial: Trial, batch: Batch, run: Run) -> None:
+    """Run the forward of one step, with every call of a block handed to `run`.
+
+    Example:
+        >>> run_blocks(model, blocks, trial, Batch("train batch", "train", data), show_call)  # doctest: +SKIP
+
+    Args:
+        root: the user's model; not changed.
+        blocks: its blocks.
+        trial: runs the step.
+        batch: on the host.
+        run: runs the blocks.
+    """
+    twin, _ = copy_module(root, partial(_on_host, _parameters_in(blocks)), trial.stand_ins(root, "real"))
+    names = {id(module): name for name, module in root.named_modules()}
+    declared = getattr(twin, "forward_methods", None)
+    methods = declared() if callable(declared) else {}
+    for index, (block, modules) in enumerate(zip(blocks.names, blocks.modules, strict=True)):
+        for module in modules:
+            path = names[id(module)]
+            for method in ("forward", *methods.get(block, ()), *methods.get(path, ())):
+                replace_method(twin.get_submodule(path), method, _Stop(index, path, run))
+    for optimizer in trial.prepare(twin, torch.device("cpu")):
+        optimizer.step = _take_no_step  # type: ignore[method-assign]  # parameters are the user's own
+    with suppress(_Done):
+        trial.run(twin, batch, _Forward().glue, _ignore)
+
+
+def _parameters_in(blocks: Blocks) -> set[int]:
+    return {id(parameter) for modules in blocks.modules for module in modules for parameter in module.parameters()}
+
+
+def _on_host(in_blocks: set[int], tensor: Tensor) -> Tensor:
+    """The copy's tensor for one of the model's: blocks run elsewhere, with copies of their own."""
+    if id(tensor) in in_blocks:
+        return tensor.detach() if tensor.device.type in ("cpu", "meta") else tensor.detach().cpu()
+    if tensor.is_meta:
+        return torch.zeros_like(tensor, device="cpu")
+    return tensor.detach().to("cpu", copy=True)
+
+
+class _Stop:
+    """Stands for a method of a block. In a copy of the block it is the method again."""
+
+    __slots__ = ("_index", "_path", "_run")  # what copies a module does not look into these
+
+    def __init__(self, index: int, path: str, run: Run) -> None:
+        self._index = index
+        self._path = path
+        self._run = run
+
+    def __call__(self, module: nn.Module, name: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self._index, self._path, module, Call.under_way(name, args, kwargs, "cpu"))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _call_itself
+
+
+def _call_itself(module: nn.Module, name: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    return run_method(module, name, inner, args, kwargs)
+
+
+class _Done(Exception):
+    """The forward has ended."""
+
+
+class _Forward:
+    """Ends the trial when the user's code is entered again after a whole stretch of it: for backward or a next step."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._ended = False
+
+    @contextmanager
+    def glue(self) -> Iterator[None]:
+        if self._ended and self._depth == 0:
+            raise _Done
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self._ended = True
+
+
+def _take_no_step(closure: Callable[[], Any] | None = None) -> Any:
+    """Stands for an optimizer's step."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _ignore(name: str) -> None:
+    """Nobody asks when phases begin."""
+
+
+def on_device(module: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of a module on a device; what is on meta gets random numbers there.
+
+    Args:
+        module: on the host, or on meta.
+        device: where the copy goes.
+    """
+
+    def moved(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor.detach().to(device, copy=True)
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        if made.is_floating_point() or made.is_complex():
+            return made.normal_(std=0.02)
+        return made.zero_()
+
+    copied, _ = copy_module(module, moved, {})
+    for part in copied.modules():
+        _restore_methods(part)
+    return copied
+
+
+def _restore_methods(part: nn.Module) -> None:
+    """Undo what stopped a copy of the block; left there, it would hold the copy in a circle of references."""
+    for name, stopped in list(vars(part).items()):
+        if isinstance(stopped, partial) and stopped.func is _call_itself:
+            _, _, inner = stopped.args
+            del part.__dict__[name]
+            if inner is not None:
+                part.__dict__[name] = inner
+
+
+def plain_attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """What the modules inside one hold besides parameters, buffers and modules, by name of module and attribute."""
+    return {
+        (name, key): value
+        for name, part in module.named_modules()
+        for key, value in vars(part).items()
+        if not key.startswith("_")
+    }
+
+
+def changed_attributes(before: dict[tuple[str, str], Any], module: nn.Module) -> Sequence[tuple[str, str, Any]]:
+    """Those attributes that were set anew since `before`, such as an auxiliary loss that is kept for the glue."""
+    after = plain_attributes(module)
+    return [(*where, value) for where, value in after.items() if before.get(where, after) is not value]
