@@ -1,0 +1,127 @@
+"""Bytes as a function of the batch: traces of one step at several batch sizes, aligned event by event.
+
+Scaling one profile as a whole is far off, since weights do not grow and activations do; each storage by itself lies on
+a line through two traces, and a third one proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.timeline import Timeline
+
+
+def other_sizes(batch_size: int) -> tuple[int, int]:
+    """Batch sizes to trace beside `batch_size`: multiples, since many a step divides the batch into parts.
+
+    Example:
+        >>> other_sizes(1)
+        (2, 3)
+    """
+    return 2 * batch_size, 3 * batch_size
+
+
+def with_batch_sizes(
+    profile: Profile, batch_size: int, profile_at: Callable[[int], Profile], others: Sequence[int] | None = None
+) -> Profile:
+    """Teach a profile its bytes as a function of the batch.
+
+    Where that function is not found, the profile stays as it is but for a note that says why.
+
+    Example:
+        >>> profile = with_batch_sizes(profile, 8, profile_at=lambda samples: trace(model, batch[:samples]))
+        >>> profile.peak(batch_size=64)
+
+    Args:
+        profile: traced with `batch_size` samples.
+        batch_size: samples.
+        profile_at: traces the same step with so many samples.
+        others: batch sizes to trace; the first gives the function, all further ones check it.
+
+    Returns:
+        The profile, which then can be scaled.
+    """
+    chosen = tuple(others) if others is not None else other_sizes(batch_size)
+    traced: list[Profile] = []
+    for size in chosen:
+        try:
+            traced.append(profile_at(size))
+        except Exception as error:  # whatever the user's step raises when its batch is another one
+            reason = str(error).strip().split("\n")[0]
+            return unscaled(profile, f"the step does not run with {size} samples ({type(error).__name__}: {reason})")
+    timelines = [each.timeline for each in (profile, *traced)]
+    try:
+        timeline = lines_through(timelines, (batch_size, *chosen))
+    except ValueError as error:
+        return unscaled(profile, str(error))
+    return replace(
+        profile, timeline=timeline, batch_size=batch_size, other_blocks=traced[0].blocks, other_batch_size=chosen[0]
+    )
+
+
+def unscaled(profile: Profile, reason: str) -> Profile:
+    """The profile with a note that it holds for its own batch only.
+
+    Example:
+        >>> unscaled(profile, "the batch holds no tensor").notes[-1]
+        'bytes as a function of the batch are not known: the batch holds no tensor'
+    """
+    return replace(profile, notes=(*profile.notes, f"bytes as a function of the batch are not known: {reason}"))
+
+
+def lines_through(timelines: Sequence[Timeline], sizes: Sequence[int]) -> Timeline:
+    """The first timeline with the bytes of each storage as `fixed + per_sample * samples`.
+
+    Example:
+        >>> lines_through([at_8, at_16, at_24], [8, 16, 24]).scaled(64, granule=512)
+
+    Args:
+        timelines: of one step at several batch sizes, with exact bytes; two give the lines, all others check them.
+        sizes: samples of each.
+
+    Raises:
+        ValueError: the steps differ by more than bytes, or bytes do not lie on lines; the text says where.
+    """
+    first, second = timelines[:2]
+    for timeline, size in zip(timelines[1:], sizes[1:], strict=True):
+        difference = _difference(first, timeline)
+        if difference:
+            raise ValueError(f"with {size} samples the step does something else than with {sizes[0]}: {difference}")
+    span = sizes[1] - sizes[0]
+    per_sample = tuple((other - one) // span for one, other in zip(first.fixed, second.fixed, strict=True))
+    fixed = tuple(one - each * sizes[0] for one, each in zip(first.fixed, per_sample, strict=True))
+    for timeline, size in zip(timelines, sizes, strict=True):
+        for storage, exact in enumerate(timeline.fixed):
+            if exact != fixed[storage] + per_sample[storage] * size:
+                seen = ", ".join(
+                    f"{each.fixed[storage]} bytes with {samples} samples"
+                    for each, samples in zip(timelines, sizes, strict=True)
+                )
+                raise ValueError(f"storage {storage} does not grow evenly: {seen}")
+    return replace(first, fixed=fixed, per_sample=per_sample)
+
+
+def _difference(one: Timeline, other: Timeline) -> str:
+    """In which way two steps differ by more than bytes; empty where they do not."""
+    if len(one.fixed) != len(one.sizes) or len(other.fixed) != len(other.sizes):
+        return "a trace lacks the exact bytes"
+    if len(one.sizes) != len(other.sizes):
+        return f"{len(other.sizes)} storages instead of {len(one.sizes)}"
+    columns = {
+        "is charged to another owner": (one.owners, other.owners),
+        "shares its tensor with others": (one.values, other.values),
+    }
+    for what, (here, there) in columns.items():
+        if here != there:
+            storage = next(index for index, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
+            return f"storage {storage} {what}"
+    if one.events != other.events:
+        at = next((at for at, pair in enumerate(zip(one.events, other.events, strict=False)) if pair[0] != pair[1]), -1)
+        return f"births and deaths come in another order from event {at} on"
+    if [position for _, position in one.marks] != [position for _, position in other.marks]:
+        return "its phases begin elsewhere"
+    if one.scratch != other.scratch:
+        return "kernels take other scratch memory"
+    return ""

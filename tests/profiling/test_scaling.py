@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autobalance.blocks import find_blocks
+from autobalance.profiling.batches import with_samples
+from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.profiling.profiler import Profiler
+from autobalance.profiling.scaling import lines_through, other_sizes, unscaled, with_batch_sizes
+from autobalance.profiling.timeline import Timeline
+from autobalance.profiling.trial import Batch, PlainTrial
+from tests.models import BATCH, CASES
+from tests.profiling.running import training_step
+
+
+def profile_with(model: nn.Module, data: Any, step: Any = training_step) -> Profile:
+    trial = PlainTrial(lambda parameters: torch.optim.AdamW(parameters, foreach=True), step)
+    return Profiler(model, find_blocks(model), trial, [Batch("train batch", "train", data)]).profile()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_scaled_profile_equals_a_trace_at_that_size(name: str) -> None:
+    case = CASES[name]
+    model, data = case.make(nn.Module), case.batches(1)[0]
+
+    def profile_at(samples: int) -> Profile:
+        return profile_with(model, with_samples(data, samples))
+
+    scalable = with_batch_sizes(profile_at(BATCH), BATCH, profile_at)
+    assert scalable.notes == ()
+    for samples in (5, 100):
+        fresh, scaled = profile_at(samples), scalable.scaled(samples)
+        assert scaled.timeline.sizes == fresh.timeline.sizes
+        for phase in ("forward+backward", "optimizer"):
+            assert scalable.peak(2, phase=phase, batch_size=samples) == fresh.peak(2, phase=phase)
+        for column in ("weights", "gradients", "optimizer", "buffers", "backward_time", "forward_time"):
+            of_scaled = [getattr(block, column) for block in scaled.blocks]
+            assert of_scaled == pytest.approx([getattr(block, column) for block in fresh.blocks], rel=0.05), column
+
+
+def test_a_batch_of_one_is_compared_with_two_and_three() -> None:
+    assert other_sizes(1) == (2, 3)
+    assert other_sizes(8) == (16, 24)
+
+
+class Similar(nn.Module):
+    """Compares all samples with one another, as contrastive losses do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def self_balance(self) -> list[str]:
+        return ["first", "second"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        return x @ x.T
+
+
+class Choosy(Similar):
+    """Runs another operation for large batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        return torch.relu(x) if len(x) > 20 else x
+
+
+class Fussy(Similar):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x.view(8, 4)))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            Similar,
+            r"storage \d+ does not grow evenly: 256 bytes with 8 samples, 1024 bytes with 16 samples, 2304 bytes",
+        ),
+        (Choosy, r"with 24 samples the step does something else than with 8: \d+ storages instead of \d+"),
+        (Fussy, r"the step does not run with 16 samples \(RuntimeError: .*shape"),
+    ],
+)
+def test_bytes_that_are_no_line_are_not_guessed(model: type[nn.Module], reason: str) -> None:
+    made, data = model(), torch.zeros(8, 4)
+
+    def step(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(batch).sum()
+
+    profile = profile_with(made, data, step)
+    scaled = with_batch_sizes(profile, 8, lambda samples: profile_with(made, with_samples(data, samples), step))
+    with pytest.raises(ValueError, match=f"is not known.*bytes as a function of the batch are not known: {reason}"):
+        scaled.peak(batch_size=16)
+    assert scaled.timeline == profile.timeline
+
+
+def timeline(*exact: int, events: tuple[int, ...] = (1, 2), owner: int = 0) -> Timeline:
+    return Timeline(exact, (owner,) * len(exact), (-1,) * len(exact), events, fixed=exact)
+
+
+def test_lines_by_hand() -> None:
+    found = lines_through([timeline(100, 40), timeline(100, 80), timeline(100, 120)], [4, 8, 12])
+    assert (found.fixed, found.per_sample) == ((100, 0), (0, 10))
+    assert found.scaled(5, granule=1).sizes == (100, 50)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (timeline(1, 1, events=(2, 1)), "births and deaths come in another order from event 0 on"),
+        (timeline(1, 1, owner=-1), "storage 0 is charged to another owner"),
+        (timeline(1, events=(1,)), "1 storages instead of 2"),
+        (replace(timeline(1, 1), fixed=()), "a trace lacks the exact bytes"),
+        (replace(timeline(1, 1), values=(-1, 0)), "storage 1 shares its tensor with others"),
+        (replace(timeline(1, 1), marks=(("step 1 forward", 1),)), "its phases begin elsewhere"),
+        (replace(timeline(1, 1), scratch=(1,)), "kernels take other scratch memory"),
+        (timeline(1, 2), "storage 1 does not grow evenly: 1 bytes with 4 samples, 2 bytes with 8 samples"),
+    ],
+)
+def test_steps_that_differ_are_told_by_their_first_difference(other: Timeline, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        lines_through([timeline(1, 1), other], [4, 8])
+
+
+def test_the_note_comes_last() -> None:
+    profile = Profile((BlockCost("a"),), timeline(1, events=(1,)), notes=("first",))
+    assert unscaled(profile, "so").notes == ("first", "bytes as a function of the batch are not known: so")
