@@ -1,19 +1,114 @@
-"""The choice between kernels that torch would make on the target, made where the target is not."""
+"""The choice between kernels that torch would make on the target, made where the target is not.
+
+Composite operations choose between kernels by the device of their tensors. Their own choice is replaced for the time
+of a trace, in torch's dispatcher and behind its autocast: callers in Python and in C++ see it alike.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from autobalance import compat
+from autobalance.kernels import attention, norms
 from autobalance.kernels.target import Target
+from autobalance.kernels.versions import release
+from autobalance.simulated import dispatch, elements
+from autobalance.simulated.tensor import SimulatedTensor
+
+_aten = torch.ops.aten
+Targets = Target | Mapping[int, Target]
 
 
 @contextlib.contextmanager
-def emulating(target: Target, backend: str) -> Iterator[None]:
-    """Inside, composite operations on fake tensors choose the kernels that `target` would choose.
+def emulating(targets: Targets, backend: str) -> Iterator[None]:
+    """Inside, composite operations on fake tensors choose the kernels that a GPU would choose.
+
+    Example:
+        >>> with emulating(find_target("A100-80GB"), "PrivateUse1"):  # doctest: +SKIP
+        ...     scaled_dot_product_attention(query, key, value)
 
     Args:
-        target: whose kernels.
+        targets: whose kernels; by the index of the device for a box of different GPUs.
         backend: torch's name for the device type of the tensors: "PrivateUse1" or "CUDA".
     """
-    yield
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for func, emulated in EMULATED.items():
+            library.impl(func, _choosing(func, emulated, targets), f"Autograd{backend}")
+        if backend == "PrivateUse1":
+            for func in norms.KERNELS_OF_THEIR_OWN:
+                library.impl(func, _without_parts(func), backend)
+        # Fakes on "CUDA" are right already: torch's own rules for them know the device.
+        with dispatch.standing_in(norms.STANDING_IN if backend == "PrivateUse1" else {}):
+            yield
+    finally:
+        compat.drop_library(library)
+
+
+def target_of(targets: Targets, index: int | None) -> Target:
+    """The target of one device.
+
+    Args:
+        targets: one for all, or by index.
+        index: of the device; None: the first.
+    """
+    return targets if isinstance(targets, Target) else targets[index or 0]
+
+
+def _choosing(func: Any, emulated: Callable[..., Any], targets: Targets) -> Callable[..., Any]:
+    def kernel(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not _has_fake_elements(first):
+            return func.decompose(first, *args, **kwargs)
+        return emulated(target_of(targets, first.device.index), first, *args, **kwargs)
+
+    return kernel
+
+
+def _without_parts(func: Any) -> Callable[..., Any]:
+    """A kernel for an operator, so that torch does not take it apart into those that it is made of elsewhere."""
+    return lambda *args, **kwargs: dispatch.run(func, args, kwargs)
+
+
+def _has_fake_elements(tensor: Tensor) -> bool:
+    """Real tensors keep their kernels: there is no GPU that could run others."""
+    return compat.is_fake(tensor) or (isinstance(tensor, SimulatedTensor) and elements.fake_mode is not None)
+
+
+def _attention(
+    target: Target,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    call = attention.Attention(
+        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, target=target, release=release()
+    )
+    return attention.attend(call, scale)
+
+
+def _rms_norm(
+    target: Target, value: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if norms.is_rms_norm_fused(target, release(), value, weight):
+        result: Tensor = _aten._fused_rms_norm(value, normalized_shape, weight, eps)[0]
+        return result
+    plain: Tensor = _aten.rms_norm.default.decompose(value, normalized_shape, weight, eps)
+    return plain
+
+
+EMULATED: dict[Any, Callable[..., Any]] = {
+    _aten.scaled_dot_product_attention.default: _attention,
+    _aten.rms_norm.default: _rms_norm,
+}
+"""Composite operations, and what takes their place: called with the target and the operation's arguments."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -79,6 +79,26 @@ def carry_out(func: Any, special: Callable[[Any, Any, Any], Any]) -> None:
 def emulate(func: Any, kernel: Callable[..., Any]) -> None:
     """Let `kernel`, on elements, stand in for an operator that the CPU does not have."""
     carry_out(func, lambda func, args, kwargs: Call(func, args, kwargs).run(kernel))
+
+
+@contextlib.contextmanager
+def standing_in(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let kernels, on elements, carry out operators inside.
+
+    Args:
+        kernels: by operator overload.
+    """
+    before = {func: _special_cases.get(id(func)) for func in kernels}
+    for func, kernel in kernels.items():
+        emulate(func, kernel)
+    try:
+        yield
+    finally:
+        for func, special in before.items():
+            if special is None:
+                del _special_cases[id(func)]
+            else:
+                _special_cases[id(func)] = special
 
 
 class Call:

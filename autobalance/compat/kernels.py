@@ -1,0 +1,35 @@
+"""Private names of torch's dispatcher and of its choice between attention kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+_WORDS = {
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "efficient",
+    SDPBackend.CUDNN_ATTENTION: "cudnn",
+    SDPBackend.MATH: "math",
+}
+_DEFAULT_ORDER = ["flash", "efficient", "math", "cudnn"]
+
+
+def attention_order(cudnn_first: bool) -> list[str]:
+    """Attention kernels in the order in which torch tries them: "flash", "efficient", "cudnn", "math".
+
+    Args:
+        cudnn_first: whether the GPU prefers cuDNN's while the user has set no order of their own.
+    """
+    known = {int(backend.value): word for backend, word in _WORDS.items()}
+    private: Any = torch._C
+    order = [known[number] for number in private._get_sdp_priority_order() if number in known]
+    if cudnn_first and order == _DEFAULT_ORDER:
+        return ["cudnn", "flash", "efficient", "math"]
+    return order
+
+
+def drop_library(library: torch.library.Library) -> None:
+    """Take back what was registered through `library`."""
+    library._destroy()
