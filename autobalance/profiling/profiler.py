@@ -106,11 +106,8 @@ class Profiler:
         traced = self._trace(lambda kind: trace_apart(self._subject(self.blocks, kind)))
         if traced.shared:
             self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
-        if traced.placeholders:
-            self._note(
-                f"{len(traced.placeholders)} number(s) that only real data know (such as `loss.item()`) were taken "
-                f"as 1.0 in the trial"
-            )
+        for told in _placeholders_in_words(traced.placeholders):
+            self._note(told)
         if self.training and traced.untrained:
             self._note(_without_gradient(list(traced.untrained)))
         return build_profile(
@@ -197,6 +194,22 @@ def forecasts(traced: Traced, devices: int) -> list[Forecast]:
         Forecast(peak, next((name for name, start in reversed(tracer.marks) if start <= at), "placement"))
         for peak, at in zip(peaks, where, strict=True)
     ]
+
+
+def _placeholders_in_words(kinds: Sequence[str]) -> list[str]:
+    """What was taken for numbers that only real data know."""
+    numbers, choices = kinds.count("float"), kinds.count("choice")
+    told = []
+    if numbers:
+        told.append(
+            f"{numbers} number(s) that only real data know (such as `loss.item()`) were taken as 1.0 in the trial"
+        )
+    if choices:
+        told.append(
+            f"{choices} choice(s) that only real data know (a token that is sampled, the expert a token goes to) were "
+            f"taken as if everything were chosen equally often"
+        )
+    return told
 
 
 def _without_gradient(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from autobalance import compat
 from autobalance.simulated import elements, ledger
+from autobalance.simulated.guesses import guess
 from autobalance.simulated.tensor import SimulatedTensor
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _NON_FINITE_CHECK = _aten._amp_foreach_non_finite_check_and_unscale_.default
+
+_SAMPLING = (_aten.argmax.default, _aten.multinomial.default)
 
 _Arguments = tuple[list[Any], dict[str, Any]]
 
@@ -44,7 +47,18 @@ def run(call: Call, kernel: Callable[..., Any]) -> Any:
         if known is not None and _are_small(results) and all(elements.is_small(value) for _, value in call.written()):
             real = kernel(*known[0], **known[1])
     _keep(call, result, real)
+    if real is None and call.func in _SAMPLING and not torch.is_grad_enabled():
+        _guess_token(call, result)
     return result
+
+
+def _guess_token(call: Call, result: Any) -> None:
+    """Take some token for the one that generation would choose: how many there are does not depend on which."""
+    guessed = [value for value in guess(call.func, call.args, call.kwargs, result) if value is not None]
+    if guessed and isinstance(result, SimulatedTensor):
+        elements.remember(result, _elements(result), guessed[0])
+        if elements.on_placeholder is not None:
+            elements.on_placeholder("choice")
 
 
 def known_of(value: torch.Tensor) -> torch.Tensor | None:
