@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from autobalance.placement.dispatch import dispatch
     from autobalance.placement.materialize import load_weights
     from autobalance.profiling.profile import Profile
-    from autobalance.profiling.profiler import profile
+    from autobalance.profiling.plain import profile
     from autobalance.simulated import simulate
     from autobalance.strategy import SelfBalanceStrategy
 
@@ -39,7 +39,7 @@ _HOMES = {
     "dispatch": "autobalance.placement.dispatch",
     "load_weights": "autobalance.placement.materialize",
     "plan": "autobalance.partitioning.search",
-    "profile": "autobalance.profiling.profiler",
+    "profile": "autobalance.profiling.plain",
     "score": "autobalance.partitioning.score",
     "simulate": "autobalance.simulated",
 }

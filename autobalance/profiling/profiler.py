@@ -5,75 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import nn
 
-from autobalance.blocks import Blocks, find_blocks
-from autobalance.kernels.target import SIMULATED, Target, find_target
+from autobalance.blocks import Blocks
+from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.costs import build_profile
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed
 from autobalance.profiling.traced import Traced
-from autobalance.profiling.trial import Batch, PlainTrial, Step, Trial
+from autobalance.profiling.trial import Batch, Trial
 from autobalance.profiling.world import Kind
-from autobalance.report.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
-
-
-def profile(
-    model: nn.Module,
-    batch: Any,
-    *,
-    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
-    precision: str = "32-true",
-    step: Step | None = None,
-    training: bool = True,
-    target: str = "simulated",
-    accumulate: int = 1,
-    clip: float | None = None,
-) -> Profile:
-    """Measure what every block of a plain module costs, without running it on real numbers.
-
-    Example:
-        >>> profile = autobalance.profile(model, batch, optimizer=torch.optim.AdamW)  # doctest: +SKIP
-        >>> print(autobalance.plan(profile, "4x24GiB"))                               # doctest: +SKIP
-
-    Args:
-        model: its blocks are what its `self_balance()` returns, else found. Not changed.
-        batch: one batch, on the host. A dict is passed as keywords, a tuple as positionals.
-        optimizer: class or callable on parameters; None: weights and gradients without optimizer state.
-        precision: "32-true", "bf16-mixed", "16-mixed" (with a gradient scaler), "bf16-true" or "16-true".
-        step: `step(model, batch) -> loss`; default: the output's `.loss`, else the sum of its floating outputs.
-        training: False profiles a forward pass without gradients.
-        target: whose kernels are counted: "cuda" (of the GPU that is there, else of an A100), a GPU's name such as
-            "V100-16GB", "cpu", or "simulated".
-        accumulate: batches whose gradients are added before a step of the optimizer.
-        clip: largest norm of the gradients, to which they are clipped before a step; None: they are not.
-
-    Returns:
-        The profile, in call order.
-
-    Raises:
-        ValueError: for a target or precision that is not supported, or an `accumulate` or `clip` that makes no sense.
-    """
-    kernels = find_target(target, present_gpu())
-    trial = PlainTrial(optimizer, step, precision, training, accumulate, clip)
-    kind = "train" if training else "predict"
-    blocks = find_blocks(model)
-    profiler = Profiler(model, blocks, trial, [Batch(f"{kind} batch", kind, batch)], training, kernels)
-    with ProgressBar("profiling", total=PlainTrial.STEPS * accumulate * len(blocks)) as profiler.progress:
-        return profiler.profile()
-
-
-def present_gpu() -> Target | None:
-    """The kernels of the first GPU that is there, None on a machine without one."""
-    if not torch.cuda.is_available():
-        return None
-    name = torch.cuda.get_device_name(0)
-    return Target("hip" if torch.version.hip else "cuda", name, torch.cuda.get_device_capability(0))
 
 
 @dataclass

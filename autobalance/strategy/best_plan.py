@@ -12,11 +12,12 @@ from autobalance.blocks import find_blocks
 from autobalance.devices.detect import detect_devices
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
+from autobalance.kernels.present import present_gpu
 from autobalance.kernels.target import find_target
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.search import plan as search
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.profiler import Forecast, Profiler, present_gpu
+from autobalance.profiling.profiler import Forecast, Profiler
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.trial import LightningTrial

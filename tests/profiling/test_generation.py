@@ -63,7 +63,7 @@ def counted(model: Decoder, tokens: Tensor, count: int) -> int:
     return torch.simulated.max_memory_allocated(device) - before
 
 
-@pytest.mark.parametrize("count", [2, 30])
+@pytest.mark.parametrize("count", [2, 12])
 def test_the_growing_cache_is_counted(count: int) -> None:
     torch.manual_seed(0)
     model, tokens = Decoder(), torch.randint(0, END, (2, 5))
@@ -85,8 +85,8 @@ def test_a_model_that_fits_nowhere_generates_in_the_trial() -> None:
             step=lambda model, tokens: model.generate(tokens, count, sample=True),  # noqa: B023  # called at once
             target="simulated",
         )
-        for count in (100, 101)
+        for count in (40, 41)
     ]
-    # One token more: keys and values of 3 layers and 4 sequences, and one token of each sequence.
-    one_more = 3 * 2 * 4 * WIDTH * 4
-    assert profiles[1].peak() - profiles[0].peak() == pytest.approx(one_more, rel=0.35)
+    # One token more: keys and values of three layers, and the old keys and values of the layer that appends to them.
+    # Only large tensors count here: small ones grow by steps of 512 bytes.
+    assert profiles[1].peak() - profiles[0].peak() == pytest.approx((3 * 2 + 2) * 4 * WIDTH * 4, abs=1024)

@@ -1,0 +1,96 @@
+"""Profile a plain module: the public way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autobalance.blocks import find_blocks
+from autobalance.kernels.present import present_gpu
+from autobalance.kernels.target import find_target
+from autobalance.profiling.batches import samples_in, with_samples
+from autobalance.profiling.measure import measure as measure_blocks
+from autobalance.profiling.measurement import with_measurements
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.profiler import Profiler
+from autobalance.profiling.scaling import unscaled, with_batch_sizes
+from autobalance.profiling.trial import Batch, PlainTrial, Step
+from autobalance.report.progress import ProgressBar
+
+
+def profile(
+    model: nn.Module,
+    batch: Any,
+    *,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    precision: str = "32-true",
+    step: Step | None = None,
+    training: bool = True,
+    target: str = "simulated",
+    accumulate: int = 1,
+    clip: float | None = None,
+    scalable: bool = False,
+    measure: torch.device | str | None = None,
+) -> Profile:
+    """Find out what every block of a plain module costs, without running it on real numbers.
+
+    Example:
+        >>> profile = autobalance.profile(model, batch, optimizer=torch.optim.AdamW)  # doctest: +SKIP
+        >>> print(autobalance.plan(profile, "4x24GiB"))                               # doctest: +SKIP
+
+    Args:
+        model: its blocks are what its `self_balance()` returns, else found. Not changed. One built under
+            `torch.device("meta")` takes no memory.
+        batch: one batch, on the host. A dict is passed as keywords, a tuple as positionals.
+        optimizer: class or callable on parameters; None: weights and gradients without optimizer state.
+        precision: "32-true", "bf16-mixed", "16-mixed" (with a gradient scaler), "bf16-true" or "16-true".
+        step: `step(model, batch) -> loss`; default: the output's `.loss`, else the sum of its floating outputs.
+        training: False profiles a forward pass without gradients; with `step`, such as
+            `lambda model, batch: model.generate(**batch)`, whatever it does.
+        target: whose kernels are counted: "cuda" (of the GPU that is there, else of an A100), a GPU's name such as
+            "V100-16GB", "cpu", or "simulated".
+        accumulate: batches whose gradients are added before a step of the optimizer.
+        clip: largest norm of the gradients, to which they are clipped before a step; None: they are not.
+        scalable: whether to trace the step at twice and three times the batch too, so that the profile knows its
+            bytes for a batch of any size.
+        measure: a device on which every block is run as well, one at a time, to measure its times and check its
+            bytes; None: times are calculated.
+
+    Returns:
+        The profile, in call order.
+
+    Raises:
+        ValueError: for a target or precision that is not supported, an `accumulate` or `clip` that makes no sense, or
+            a device to measure on that is not there.
+    """
+    kernels = find_target(target, present_gpu())
+    trial = PlainTrial(optimizer, step, precision, training, accumulate, clip)
+    kind = "train" if training else "predict"
+    sampled = Batch(f"{kind} batch", kind, batch)
+    blocks = find_blocks(model)
+
+    def traced(sampled: Batch) -> Profile:
+        passes = PlainTrial.STEPS * accumulate * len(blocks)
+        with ProgressBar("profiling", total=passes) as bar:
+            return Profiler(model, blocks, trial, [sampled], training, kernels, progress=bar).profile()
+
+    found = traced(sampled)
+    if scalable:
+        found = _for_any_batch(found, sampled, traced)
+    if measure is not None:
+        found = with_measurements(found, measure_blocks(model, sampled, blocks, trial, measure))
+    return found
+
+
+def _for_any_batch(found: Profile, sampled: Batch, traced: Callable[[Batch], Profile]) -> Profile:
+    """The profile with its bytes as a function of the batch, or a note that says why there is none."""
+    try:
+        samples = samples_in(sampled.data)
+    except ValueError as error:
+        return unscaled(found, str(error))
+    return with_batch_sizes(
+        found, samples, lambda size: traced(Batch(sampled.name, sampled.kind, with_samples(sampled.data, size)))
+    )

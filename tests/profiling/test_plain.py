@@ -1,0 +1,39 @@
+"""The options of `autobalance.profile` that bring further passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import autobalance
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def test_a_scalable_profile_knows_the_bytes_of_any_batch() -> None:
+    model = _model()
+    scalable = autobalance.profile(model, torch.zeros(8, 64), optimizer=torch.optim.AdamW, scalable=True)
+    for samples in (1, 7, 96):
+        traced = autobalance.profile(model, torch.zeros(samples, 64), optimizer=torch.optim.AdamW)
+        assert scalable.peak(batch_size=samples) == traced.peak()
+
+
+def test_why_a_profile_cannot_be_scaled_is_said() -> None:
+    batch = (torch.zeros(8, 64), torch.zeros(3, 64))
+    profile = autobalance.profile(_model(), batch, step=lambda model, batch: model(batch[0]).sum(), scalable=True)
+    assert "tensors of the batch have different first dimensions (3, 8)" in profile.notes[-1]
+    with pytest.raises(ValueError, match="how bytes depend on the number of samples is not known"):
+        profile.peak(batch_size=16)
+
+
+def test_times_are_measured_where_a_device_is_given() -> None:
+    model = _model()
+    calculated = autobalance.profile(model, torch.zeros(8, 64))
+    measured = autobalance.profile(model, torch.zeros(8, 64), measure="simulated:0")
+    assert measured.peak() == calculated.peak()
+    for mine, theirs in zip(measured.blocks, calculated.blocks, strict=True):
+        assert mine.forward_time > 0
+        assert mine.forward_time != theirs.forward_time
