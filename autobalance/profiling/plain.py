@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from autobalance.blocks import find_blocks
-from autobalance.kernels.present import present_gpu
-from autobalance.kernels.target import find_target
+from autobalance.kernels.present import target_of
 from autobalance.profiling.batches import samples_in, with_samples
 from autobalance.profiling.measure import measure as measure_blocks
 from autobalance.profiling.measurement import with_measurements
@@ -29,7 +28,7 @@ def profile(
     precision: str = "32-true",
     step: Step | None = None,
     training: bool = True,
-    target: str = "simulated",
+    target: str | None = None,
     accumulate: int = 1,
     clip: float | None = None,
     scalable: bool = False,
@@ -51,7 +50,8 @@ def profile(
         training: False profiles a forward pass without gradients; with `step`, such as
             `lambda model, batch: model.generate(**batch)`, whatever it does.
         target: whose kernels are counted: "cuda" (of the GPU that is there, else of an A100), a GPU's name such as
-            "V100-16GB", "cpu", or "simulated".
+            "V100-16GB", "cpu", or "simulated"; None: of the devices of this process, which are its GPU, else simulated
+            devices where some are configured, else an A100.
         accumulate: batches whose gradients are added before a step of the optimizer.
         clip: largest norm of the gradients, to which they are clipped before a step; None: they are not.
         scalable: whether to trace the step at twice and three times the batch too, so that the profile knows its
@@ -66,7 +66,7 @@ def profile(
         ValueError: for a target or precision that is not supported, an `accumulate` or `clip` that makes no sense, or
             a device to measure on that is not there.
     """
-    kernels = find_target(target, present_gpu())
+    kernels = target_of(target)
     trial = PlainTrial(optimizer, step, precision, training, accumulate, clip)
     kind = "train" if training else "predict"
     sampled = Batch(f"{kind} batch", kind, batch)

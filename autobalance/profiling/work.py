@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -41,12 +42,16 @@ class WorkCounter:
         phase: Phase = "backward" if compat.in_backward() else "optimizer" if self.optimizing else "forward"
         flops = compat.flops_of(func, args, kwargs, result)
         traffic = _bytes(args) + _bytes(result)
-        arithmetic = _arithmetic(func, args) if flops else ""
-        intensity = round(math.log2(flops / traffic)) if flops and traffic else 0
-        sums = self._sums[phase, account].setdefault((arithmetic, intensity), [0, 0, 0])
-        sums[0] += flops
-        sums[1] += traffic
-        sums[2] += 1
+        self.add(phase, account, [Work(_arithmetic(func, args) if flops else "", flops, traffic, 1)])
+
+    def add(self, phase: Phase, account: int, work: Iterable[Work]) -> None:
+        """Count work that somebody else has seen, such as that of a block which ran by itself."""
+        for part in work:
+            intensity = round(math.log2(part.flops / part.traffic)) if part.flops and part.traffic else 0
+            sums = self._sums[phase, account].setdefault((part.arithmetic, intensity), [0, 0, 0])
+            sums[0] += part.flops
+            sums[1] += part.traffic
+            sums[2] += part.launches
 
     def work(self, phase: Phase, account: int) -> tuple[Work, ...]:
         """What an account did in one phase, over all steps."""
@@ -60,7 +65,7 @@ def _arithmetic(func: Any, args: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     if dtype is torch.float32:
         convolution = "conv" in func.__name__
-        setting = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+        setting: Any = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
         return "tf32" if setting.fp32_precision == "tf32" else name
     return name
 
