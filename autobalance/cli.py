@@ -56,6 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--optimizer", default="AdamW", help="class in torch.optim, or none (default: %(default)s)")
     profile.add_argument("--precision", default="32-true", help="as the Trainer has it (default: %(default)s)")
     profile.add_argument("--inference", action="store_true", help="a forward pass without gradients")
+    profile.add_argument(
+        "--target", help='whose kernels: "A100-80GB", "cuda", "cpu", "simulated" (default: the GPU here, else an A100)'
+    )
+    profile.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: %(default)s)")
+    profile.add_argument("--clip", type=float, help="largest norm of the gradients")
+    profile.add_argument("--scalable", action="store_true", help="find out the bytes of batches of any size, too")
+    profile.add_argument("--measure", metavar="DEVICE", help='run every block on this device, such as "cuda:0"')
     profile.add_argument("-o", "--output", type=Path, help="save the profile in this file, as JSON")
     profile.set_defaults(run=_profile)
 
@@ -118,15 +125,21 @@ def _pin(text: str) -> tuple[str, int]:
 def _profile(options: argparse.Namespace) -> None:
     from torch import optim
 
-    from autobalance.report.render import render
-    from autobalance.report.tables import profile_table
-
     model, batch = _load(options.factory)
     optimizer = None if options.optimizer.lower() == "none" or options.inference else _named(optim, options.optimizer)
     profile = autobalance.profile(
-        model, batch, optimizer=optimizer, precision=options.precision, training=not options.inference
+        model,
+        batch,
+        optimizer=optimizer,
+        precision=options.precision,
+        training=not options.inference,
+        target=options.target,
+        accumulate=options.accumulate,
+        clip=options.clip,
+        scalable=options.scalable,
+        measure=options.measure,
     )
-    print(render(profile_table(profile)))
+    print(profile.report())
     if options.output is not None:
         profile.save(options.output)
         print(f"Saved in {options.output}. Next: autobalance plan {options.output} 4x24GiB")

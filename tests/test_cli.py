@@ -113,6 +113,28 @@ def test_profile_measures_what_a_function_of_a_file_returns(tmp_path: Path, caps
     assert measured.blocks[1].optimizer >= 2 * weights
 
 
+def test_profile_takes_target_accumulation_clipping_and_batches_of_any_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("factory.py").write_text(FACTORY)
+    saved = tmp_path / "profile.json"
+    options = ["--target", "V100-16GB", "--accumulate", "2", "--clip", "1.0", "--scalable", "-o", saved]
+    text = run(capsys, "profile", "factory.py:make", *options)
+    assert "kernels of V100-16GB" in text
+    assert "exact" in text
+    made = autobalance.Profile.load(saved)
+    assert made.target == "V100-16GB"
+    assert made.peak(batch_size=1000) > made.peak(batch_size=1)
+    assert [name for name, _ in made.timeline.marks].count("step 2 forward") == 2
+
+
+def test_profile_measures_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("factory.py").write_text(FACTORY)
+    with autobalance.simulate(1):
+        text = run(capsys, "profile", "factory.py:make", "--measure", "simulated:0")
+    assert "kernels of simulated" in text
+
+
 def test_profile_finds_a_module_in_this_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
