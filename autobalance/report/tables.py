@@ -87,6 +87,9 @@ def _range(first: str, last: str) -> str:
     return f"{first} … {child if first.rpartition('.')[0] == parent else last}"
 
 
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+
+
 def profile_table(profile: Profile) -> Group:
     """A profile, one line for each run of equal blocks; below them the sums, of transient bytes the largest.
 
@@ -99,8 +102,8 @@ def profile_table(profile: Profile) -> Group:
         "optim": "optimizer",
         "buffers": "buffers",
         "saved": "saved",
-        "in forward": "forward_transient",
-        "in backward": "backward_transient",
+        "in fwd": "forward_transient",
+        "in bwd": "backward_transient",
     }
     shown = {heading: what for heading, what in every.items() if any(getattr(row, what) for row in profile.blocks)}
     unit, size = _one_unit(max((getattr(row, what) for row in profile.blocks for what in shown.values()), default=0))
@@ -111,7 +114,7 @@ def profile_table(profile: Profile) -> Group:
         rows = list(equal)
         name = rows[0].name if len(rows) == 1 else _range(rows[0].name, rows[-1].name)
         costs = (size(getattr(rows[0], what)) for what in shown.values())
-        add_line(table, name, rows[0].kind, rows[0].dtype, str(len(rows)), *costs, *_milliseconds(rows[:1]))
+        add_line(table, name, rows[0].kind, _SHORT.get(rows[0].dtype, rows[0].dtype), str(len(rows)), *costs, *_milliseconds(rows[:1]))
     table.add_section()
     totals = [
         size((max if what.endswith("transient") else sum)(getattr(row, what) for row in profile.blocks))
