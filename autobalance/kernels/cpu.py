@@ -40,9 +40,23 @@ def carry_out(func: Any, args: Any, kwargs: Any) -> Any:
     if func is _aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
         return _grouped(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))
     result = func(*args, **kwargs)
+    if func in _REDUCED_IN_PLACE:
+        return _with_room_of_all(func, args, kwargs, result)
     if func is _aten.mkldnn_rnn_layer.default and args[14]:
         return (*result[:3], result[3].new_empty(recurrent_workspace(args[0], args[5].shape[-1], args[9])))
     return result
+
+
+_REDUCED_IN_PLACE = frozenset((_aten.mse_loss.default, _aten.smooth_l1_loss.default))
+
+
+def _with_room_of_all(func: Any, args: Any, kwargs: Any, result: Tensor) -> Tensor:
+    """A reduced loss in the memory of the losses of all elements, which its kernel takes for it at first
+    (aten/src/ATen/native/Loss.cpp, TORCH_META_FUNC(mse_loss))."""
+    if result.dim():
+        return result
+    whole = result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
+    return whole.resize_(())
 
 
 def _grouped(left: Tensor, right: Tensor, ends: Tensor | None) -> Tensor:
@@ -108,7 +122,7 @@ def _recurrent(args: Any, results: Any) -> int:
 
 def _recurrent_backward(args: Any, results: Any) -> int:
     """The same, and both of the weights' gradients in oneDNN's layout."""
-    source, width, kind = args[0], args[5].shape[-1], args[15]
+    source, width, kind = args[0], args[5].shape[-1], args[14]
     gates = _GATES[kind] * width
     turned = gates * (_leading(source.shape[-1], 4) + _leading(width, 4)) * 4
     return turned + 2 * _recurrent_weights(source, width, kind) + _gates_scratch(source, width, kind)
@@ -151,6 +165,8 @@ def _convolution_backward(args: Any, results: Any) -> int:
         first = output + blocked + _blocked(source) - returned
     if of_weight is not None:
         second = output + _blocked_source(source, weight, transposed) + blocked - weight.nbytes
+        if source.dtype is not torch.float32:
+            second += weight.numel() * 4  # sums are taken in float32
     return max(first, second, 0)
 
 

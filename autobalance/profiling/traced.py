@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
-from autobalance.kernels.scratch import taken_inside
+from autobalance.kernels import cpu
+from autobalance.kernels.scratch import Taken, taken_inside
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
@@ -82,12 +83,13 @@ class Observer:
         self._traced = traced
         self._target = target
         self._seen = 0
+        self._benchmarked: set[Any] = set()
 
     def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
         traced = self._traced
         traced.work(func, args, kwargs, result, account)
         self._tell_maker(func, result)
-        if account is not None and self._target.is_emulated:
+        if account is not None and self._target.kind != "simulated":
             self._charge_scratch(func, args, kwargs, result, account)
         self._note_foreign(args)
 
@@ -100,11 +102,19 @@ class Observer:
 
     def _charge_scratch(self, func: Any, args: Any, kwargs: Any, result: Any, account: int) -> None:
         tracer = self._traced.tracer
-        taken = taken_inside(func, args, kwargs, result, self._target)
+        if self._target.kind == "cpu":
+            taken = Taken(cpu.taken_inside(func, args, result))
+        else:
+            taken = taken_inside(func, args, kwargs, result, self._target)
         for name, nbytes in taken.workspaces:
             tracer.workspace(name, nbytes, account)
-        kind = "allowance" if taken.is_allowance else "scratch"
-        tracer.transient(taken.transient, account, func.__name__.partition(".")[0], kind)
+        maker, kind = func.__name__.partition(".")[0], "allowance" if taken.is_allowance else "scratch"
+        tracer.transient(taken.transient, account, maker, kind)
+        for call in taken.calls:
+            if torch.backends.cudnn.benchmark and call.problem not in self._benchmarked:
+                self._benchmarked.add(call.problem)
+                tracer.give_back()
+            tracer.transient(call.workspace, account, maker, kind)
 
     def _note_foreign(self, args: Any) -> None:
         traced = self._traced

@@ -140,6 +140,7 @@ class PlainTrial:
             if self._training:
                 mark(f"step {number} optimizer")
                 self._update(twin)
+                mark(f"step {number} end")  # the next batch comes while gradients are still there
 
     def _scaled(self, loss: Tensor) -> Tensor:
         if self._accumulate > 1:

@@ -1,7 +1,7 @@
-"""Tracing where CUDA is in use: fake CUDA tensors, or real ones on the CPU, watched operation by operation.
+"""Tracing with fake tensors of the CPU or of CUDA, or with real ones on the CPU, watched operation by operation.
 
 Simulated devices take torch's one free device type, which a process that uses CUDA must not; there fake tensors say
-themselves that they are on `cuda:N`, and kernels are chosen as the GPU that is present chooses them.
+themselves that they are on `cuda:N`. On the CPU they need say nothing else, and torch chooses the kernels itself.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobalance import compat
+from autobalance.kernels import cpu
 from autobalance.kernels.emulation import emulating
 from autobalance.kernels.target import Target
 from autobalance.profiling.known_values import KnownValues
@@ -34,18 +34,26 @@ class Watch(TorchDispatchMode):
         tracer: is told.
         account_of: account by device; tensors on other devices are not told of.
         observe: called after each operation.
+        carry_out: carries an operation out, given its arguments.
     """
 
-    def __init__(self, tracer: Tracer, account_of: Mapping[torch.device, int], observe: Observe) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        account_of: Mapping[torch.device, int],
+        observe: Observe,
+        carry_out: Callable[[Any, Any, Any], Any],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
         self._tracer = tracer
         self._account_of = account_of
         self._observe = observe
+        self._carry_out = carry_out
         self.current_account: int | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = self._carry_out(func, args, kwargs)
         if isinstance(result, Tensor):
             account = self._charge(result, tensors_in((args, kwargs)))
         elif isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
@@ -111,9 +119,11 @@ class WatchedWorld:
         self.devices: Sequence[torch.device] = list(devices)
         self._target = target
         self._tracer = tracer
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else None
+        self._mode = compat.make_fake_mode(allow_non_fake_inputs=True) if kind == "fake" else None
         self._known = KnownValues(self._mode, note) if self._mode is not None else None
-        self._watch = Watch(tracer, {device: account for account, device in enumerate(devices)}, observe)
+        accounts = {device: account for account, device in enumerate(devices)}
+        sizes_are_the_cpus = self._mode is not None and target.kind == "cpu"
+        self._watch = Watch(tracer, accounts, observe, cpu.carry_out if sizes_are_the_cpus else _carry_out)
         self._stack = ExitStack()
 
     def __enter__(self) -> WatchedWorld:
@@ -178,6 +188,10 @@ class WatchedWorld:
         with compat.modes_disabled():
             return on_host(tensor)
 
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of a tensor, None where they are not known."""
+        return tensor if self._known is None else self._known.value_of(tensor)
+
     def copied(self, tensor: Tensor, account: int) -> Tensor:
         """A copy on the same device, charged to another account."""
         with compat.modes_disabled():  # a transfer is no work of the block
@@ -187,3 +201,7 @@ class WatchedWorld:
             if self._known is not None and known is not None:
                 self._known.remember(copied, known.clone())
         return copied
+
+
+def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)

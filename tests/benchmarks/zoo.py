@@ -74,22 +74,26 @@ class Variant:
         return model
 
 
-def train(model: nn.Module, zoo: Model, variant: Variant, steps: int, mark: Callable[[str], None]) -> None:
+def train(
+    model: nn.Module, drawn: dict[str, Tensor], zoo: Model, variant: Variant, steps: int, mark: Callable[[str], None]
+) -> None:
     """An ordinary loop on the CPU: gradients dropped, batches accumulated, clipped, stepped.
 
     Args:
         model: already changed by `variant.apply`.
+        drawn: the batch, of which every step gets a copy, as a loader would give it one.
         zoo: where it comes from.
         variant: how it is trained.
         steps: optimizer steps.
-        mark: told "step 1 forward", "step 1 optimizer", ... at the start of each phase.
+        mark: told "step 1 forward", "step 1 backward", "step 1 optimizer", "step 1 end", ... at the start of each.
     """
     model.train()
     optimizer = variant.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
     for number in range(1, steps + 1):
-        optimizer.zero_grad()
-        for _ in range(variant.accumulate):
-            batch = zoo.batch(zoo.size)
+        for part in range(variant.accumulate):
+            batch = {name: tensor.clone() for name, tensor in drawn.items()}
+            if part == 0:
+                optimizer.zero_grad()
             mark(f"step {number} forward")
             with torch.autocast("cpu", torch.bfloat16, enabled=variant.precision == "bf16-mixed"):
                 loss = zoo.step(model, batch)
@@ -99,7 +103,7 @@ def train(model: nn.Module, zoo: Model, variant: Variant, steps: int, mark: Call
         if variant.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), variant.clip)
         optimizer.step()
-    mark("end")
+        mark(f"step {number} end")
 
 
 class Checkpointed(nn.Module):
