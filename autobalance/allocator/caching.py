@@ -109,6 +109,15 @@ class CachingAllocator:
         block.pool.merge(block)
         block.pool.add(block)
 
+    def empty_cache(self) -> None:
+        """Give all cached memory back to the device that no block in use lies in, as `torch.cuda.empty_cache` does."""
+        for pool in sorted(self._pools.values(), key=lambda pool: pool.is_small):
+            if self._settings.expandable_segments:
+                give_pages_back(pool, self._page(pool), self._memory)
+                continue
+            for _, _, block in [entry for entry in pool.free if entry[2].is_whole]:
+                self._release(block)
+
     def _cached(self, pool: Pool, size: int) -> Block | None:
         """The smallest free block that is large enough and may serve so small a request."""
         pool.clock.now += 1
@@ -141,7 +150,7 @@ class CachingAllocator:
         if block is None and self._give_large_back(pool, size):
             block = self._from_device(pool, size, segment)
         if block is None:
-            self._give_all_back()
+            self.empty_cache()
             self.retries += 1
             block = self._from_device(pool, size, segment)
         if block is None:
@@ -182,14 +191,6 @@ class CachingAllocator:
             released += pool.free[-1][0]
             self._release(pool.free[-1][2])
         return released >= wanted
-
-    def _give_all_back(self) -> None:
-        for pool in sorted(self._pools.values(), key=lambda pool: pool.is_small):
-            if self._settings.expandable_segments:
-                give_pages_back(pool, self._page(pool), self._memory)
-                continue
-            for _, _, block in [entry for entry in pool.free if entry[2].is_whole]:
-                self._release(block)
 
     def _collect_garbage(self, limit: int) -> None:
         """Give back whole large segments that have long been free, once the threshold is passed."""

@@ -10,7 +10,7 @@ from autobalance.allocator.pool import Block
 from autobalance.allocator.settings import AllocatorSettings
 
 Requests = Sequence[tuple[int, int]]
-"""(key, bytes): more than 0 bytes are born under the key, less than 0 die."""
+"""(key, bytes): more than 0 bytes are born under the key, less than 0 die, 0: what is cached is given back."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,10 @@ def replay_requests(
     for key, nbytes in requests:
         if nbytes > 0:
             held[key] = allocator.allocate(nbytes)
-        else:
+        elif nbytes < 0:
             allocator.free(held.pop(key))
+        else:
+            allocator.empty_cache()
     return Replayed(allocator.peak_allocated, allocator.peak_reserved, allocator.retries)
 
 

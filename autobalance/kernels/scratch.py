@@ -27,12 +27,14 @@ class Taken:
     Attributes:
         transient: bytes alive only inside the kernel.
         workspaces: (name, bytes) of what the device keeps from then on; each name once a device.
-        is_allowance: whether `transient` is what a closed library is allowed, which only measuring can tell.
+        is_allowance: whether that is what a closed library is allowed, which only measuring can tell.
+        calls: of cuDNN, each of which takes its workspace when the one before has given its own back.
     """
 
     transient: int = 0
     workspaces: tuple[tuple[str, int], ...] = ()
     is_allowance: bool = False
+    calls: tuple[convolution.CudnnCall, ...] = ()
 
 
 NOTHING = Taken()
@@ -54,10 +56,13 @@ def taken_inside(func: Any, args: Any, kwargs: Any, result: Any, target: Target)
     of_operands = FROM_OPERANDS.get(func)
     if of_operands is not None:
         transient = of_operands(target, release(), *args, **kwargs)
-    elif func is _aten.convolution.default:
-        transient = convolution.forward(target, release(), result, *args, **kwargs)
+    calls: tuple[convolution.CudnnCall, ...] = ()
+    if func is _aten.convolution.default:
+        calls = convolution.forward(target, result, *args, **kwargs)
+    elif func is _aten.convolution_backward.default:
+        calls = convolution.backward(target, *args, **kwargs)
     kept = workspaces.kept_by(func, compat.in_backward(), target, release())
-    return Taken(transient, kept, func in ALLOWED) if transient or kept else NOTHING
+    return Taken(transient, kept, func in ALLOWED, calls) if transient or kept or calls else NOTHING
 
 
 def _multiplied(target: Target, release: tuple[int, int], *args: Any, **options: Any) -> int:
@@ -189,7 +194,6 @@ FROM_OPERANDS: dict[Any, Callable[..., int]] = {
     _aten.mm.default: _multiplied,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.binary_cross_entropy_with_logits.default: _cross_entropy_with_logits,
-    _aten.convolution_backward.default: convolution.backward,
     _aten.native_layer_norm.default: _contiguous_operands(0),
     _aten.native_layer_norm_backward.default: _contiguous_operands(0, 1),
     _aten._fused_rms_norm.default: _contiguous_operands(0),

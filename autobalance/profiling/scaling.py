@@ -122,6 +122,8 @@ def _difference(one: Timeline, other: Timeline) -> str:
         return f"births and deaths come in another order from event {at} on"
     if [position for _, position in one.marks] != [position for _, position in other.marks]:
         return "its phases begin elsewhere"
+    if one.emptied != other.emptied:
+        return "cached memory is given back elsewhere"
     if one.scratch != other.scratch:
         return "kernels take other scratch memory"
     return ""

@@ -39,6 +39,7 @@ class Timeline:
         fixed, per_sample: a batch of `b` samples takes exactly `fixed + per_sample * b` bytes of a storage, before
             rounding. `per_sample` is empty where that is not known; `fixed` then has the exact bytes as traced.
         scratch: indices of storages that are no tensors, but taken by kernels for themselves: scratch and workspaces.
+        emptied: indices into `events` before which all devices give cached memory back (`torch.cuda.empty_cache`).
     """
 
     sizes: tuple[int, ...]
@@ -49,6 +50,7 @@ class Timeline:
     fixed: tuple[int, ...] = ()
     per_sample: tuple[int, ...] = ()
     scratch: tuple[int, ...] = ()
+    emptied: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.sizes)
@@ -73,6 +75,8 @@ class Timeline:
         for name, position in self.marks:
             if not 0 <= position <= len(self.events):
                 raise ValueError(f"mark {name!r} is at event {position}, but there are {len(self.events)} events")
+        if any(not 0 <= position <= len(self.events) for position in self.emptied):
+            raise ValueError(f"emptied={self.emptied} speaks of events, but there are {len(self.events)}")
 
     def _check_events(self, count: int) -> None:
         alive = bytearray(count)
@@ -115,7 +119,7 @@ class Timeline:
     def requests(self, homes: Sequence[int], devices: int, stop: int | None = None) -> list[list[tuple[int, int]]]:
         """What each device is asked for: (storage, bytes), more than 0 where it is born and less where it dies.
 
-        Storages that are one on a device appear there as the first of them.
+        Storages that are one on a device appear there as the first of them. 0 bytes: it gives cached memory back.
 
         Example:
             >>> Timeline((512, 1024), (0, 1), (-1, -1), (1, 2, -2)).requests([0, 0], devices=1)
@@ -131,7 +135,11 @@ class Timeline:
         found = []
         for device in range(devices):
             here = np.flatnonzero((places == device) & (changes != 0))
-            found.append(list(zip(keys[here].tolist(), changes[here].tolist(), strict=True)))
+            asked = list(zip(keys[here].tolist(), changes[here].tolist(), strict=True))
+            before = np.searchsorted(here, [position for position in self.emptied if position <= last])
+            for position in before[::-1].tolist():
+                asked.insert(position, (-1, 0))
+            found.append(asked)
         return found
 
     def _changes(self, homes: Sequence[int], last: int) -> tuple[Whole, Whole, Whole]:

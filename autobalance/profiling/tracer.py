@@ -40,6 +40,7 @@ class Tracer:
         events: +(index + 1) a birth, -(index + 1) a death.
         copies: storages that were made by copying a tensor to another place.
         marks: named moments, as (name, number of events before).
+        emptied: numbers of events before the moments at which cached memory is given back.
     """
 
     def __init__(self, granule: int = GRANULE) -> None:
@@ -52,6 +53,7 @@ class Tracer:
         self.makers: list[str] = []
         self.events: list[int] = []
         self.marks: list[tuple[str, int]] = []
+        self.emptied: list[int] = []
         self.copies: set[int] = set()
         self._live: dict[int, int] = {}
         self._next_value = 0
@@ -108,6 +110,14 @@ class Tracer:
             index = self._born(self._rounded(nbytes), nbytes, account, kind)
             self.makers[index] = maker
             self.events.append(-(index + 1))
+
+    def give_back(self) -> None:
+        """Record that what is cached is given back to the device here.
+
+        That is what torch does each time cuDNN has tried its kernels, since those may have taken much
+        (aten/src/ATen/native/cudnn/Conv_v8.cpp, run_single_conv).
+        """
+        self.emptied.append(len(self.events))
 
     def workspace(self, name: str, nbytes: int, account: int) -> None:
         """Record what a library keeps on a device for ever from its first use on; once a device.
@@ -197,4 +207,5 @@ class Tracer:
             marks=tuple(self.marks),
             fixed=tuple(self.nbytes),
             scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in NO_TENSORS),
+            emptied=tuple(self.emptied),
         )

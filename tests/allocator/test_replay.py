@@ -29,3 +29,9 @@ def test_more_than_the_peak_in_use_is_needed_where_free_memory_lies_in_pieces() 
 
 def test_a_key_may_be_born_again() -> None:
     assert replay_requests([(7, 512), (7, -512), (7, 512)]).allocated == 512
+
+
+def test_emptying_the_cache_gives_back_whole_segments_only() -> None:
+    kept_in_part = [(0, 12 * MIB), (1, 2 * MIB), (2, 2 * MIB), (0, -12 * MIB), (1, -2 * MIB), (-1, 0)]
+    assert replay_requests([*kept_in_part, (3, 40 * MIB)]).reserved == 60 * MIB
+    assert replay_requests([(0, 12 * MIB), (0, -12 * MIB), (-1, 0), (1, 14 * MIB)]).reserved == 14 * MIB

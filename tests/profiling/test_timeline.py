@@ -165,3 +165,15 @@ def test_another_batch_takes_other_bytes_rounded_up_to_the_granule() -> None:
     assert timeline.scaled(3, granule=1).sizes == (100, 300, 0)
     with pytest.raises(ValueError, match="does not know its bytes as a function of the batch"):
         STEPS.scaled(6, granule=512)
+
+
+def test_devices_are_asked_to_give_cached_memory_back_where_it_was_emptied() -> None:
+    timeline = Timeline((512, 1024), (0, 1), (-1, -1), (1, 2, -2, -1), emptied=(0, 3, 3, 4))
+    there = [(-1, 0), (0, 512), (-1, 0), (-1, 0), (0, -512), (-1, 0)]
+    assert timeline.requests([0, 1], devices=2)[0] == there
+    assert timeline.requests([0, 1], devices=2, stop=1) == [[(-1, 0), (0, 512)], [(-1, 0)]]
+
+
+def test_emptied_speaks_of_events_that_exist() -> None:
+    with pytest.raises(ValueError, match=r"emptied=\(3,\) speaks of events, but there are 2"):
+        Timeline((512,), (0,), (-1,), (1, -1), emptied=(3,))
