@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn, overrides
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import optimizer
 from torch.utils import checkpoint
 
@@ -229,3 +230,21 @@ def test_workspaces_of_cublas_can_be_given_back() -> None:
     compat.drop_cuda_workspaces(torch.device("cpu"))
     if torch.backends.cuda.is_built():
         compat.drop_cuda_workspaces(torch.device("cuda", 0))
+
+
+def test_order_of_attention_kernels_is_torchs_own_or_the_users() -> None:
+    assert compat.attention_order(cudnn_first=False)[:3] == ["flash", "efficient", "math"]
+    assert compat.attention_order(cudnn_first=True) == ["cudnn", "flash", "efficient", "math"]
+    wanted = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]
+    with sdpa_kernel(wanted, set_priority=True):
+        assert compat.attention_order(cudnn_first=True)[:2] == ["math", "efficient"]
+
+
+def test_dropped_library_takes_its_kernels_back(device: str) -> None:
+    value = torch.ones(2, device=device)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("rms_norm", lambda *args: torch.zeros(1, device=device), "AutogradPrivateUse1")
+    replaced = torch.rms_norm(value, (2,))
+    compat.drop_library(library)
+    assert replaced.shape == (1,)
+    assert torch.rms_norm(value, (2,)).shape == (2,)

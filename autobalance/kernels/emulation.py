@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
-from autobalance.kernels import attention, norms
+from autobalance.kernels import attention, norms, recurrent
 from autobalance.kernels.target import Target
 from autobalance.kernels.versions import release
 from autobalance.simulated import dispatch, elements
@@ -38,13 +38,13 @@ def emulating(targets: Targets, backend: str) -> Iterator[None]:
     """
     library = torch.library.Library("aten", "IMPL")
     try:
-        for func, emulated in EMULATED.items():
+        # Fakes that say themselves that they are on CUDA get the rest from torch's own rules.
+        elsewhere = backend == "PrivateUse1"
+        for func, emulated in {**EMULATED, **(ELSEWHERE if elsewhere else {})}.items():
             library.impl(func, _choosing(func, emulated, targets), f"Autograd{backend}")
-        if backend == "PrivateUse1":
-            for func in norms.KERNELS_OF_THEIR_OWN:
-                library.impl(func, _without_parts(func), backend)
-        # Fakes on "CUDA" are right already: torch's own rules for them know the device.
-        with dispatch.standing_in(norms.STANDING_IN if backend == "PrivateUse1" else {}):
+        for func in norms.KERNELS_OF_THEIR_OWN if elsewhere else ():
+            library.impl(func, _without_parts(func), backend)
+        with dispatch.standing_in(STANDING_IN if elsewhere else {}):
             yield
     finally:
         compat.drop_library(library)
@@ -112,3 +112,9 @@ EMULATED: dict[Any, Callable[..., Any]] = {
     _aten.rms_norm.default: _rms_norm,
 }
 """Composite operations, and what takes their place: called with the target and the operation's arguments."""
+
+ELSEWHERE = recurrent.EMULATED
+"""The same for operations that torch takes to the right kernel by itself where tensors say that they are on CUDA."""
+
+STANDING_IN = {**norms.STANDING_IN, **recurrent.STANDING_IN}
+"""Operators, and kernels on the elements of simulated tensors that leave what a GPU's leave."""

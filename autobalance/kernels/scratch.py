@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
-from autobalance.kernels import attention_scratch, convolution, table, workspaces
+from autobalance.kernels import attention_scratch, convolution, recurrent, table, workspaces
 from autobalance.kernels.bytes import FLOAT, LONG, buffer, copied, up
 from autobalance.kernels.target import Target
 from autobalance.kernels.versions import release
@@ -194,6 +194,8 @@ FROM_OPERANDS: dict[Any, Callable[..., int]] = {
     _aten.mm.default: _multiplied,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.binary_cross_entropy_with_logits.default: _cross_entropy_with_logits,
+    _aten._cudnn_rnn.default: recurrent.workspace,
+    _aten._cudnn_rnn_backward.default: recurrent.workspace,
     _aten.native_layer_norm.default: _contiguous_operands(0),
     _aten.native_layer_norm_backward.default: _contiguous_operands(0, 1),
     _aten._fused_rms_norm.default: _contiguous_operands(0),
@@ -211,6 +213,8 @@ ALLOWED = frozenset(
     (
         _aten.convolution.default,
         _aten.convolution_backward.default,
+        _aten._cudnn_rnn.default,
+        _aten._cudnn_rnn_backward.default,
         _aten._scaled_dot_product_cudnn_attention_backward.default,
     )
 )
