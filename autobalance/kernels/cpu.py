@@ -117,7 +117,7 @@ def _recurrent(args: Any, results: Any) -> int:
     """oneDNN's copies of the weights, and what the gates hold before their activation (rnn_utils.hpp,
     scratch_gates)."""
     source, width, kind = args[0], args[5].shape[-1], args[9]
-    return 2 * _recurrent_weights(source, width, kind) + _gates_scratch(source, width, kind)
+    return _recurrent_weights(source, width, kind) + _gates_scratch(source, width, kind)
 
 
 def _recurrent_backward(args: Any, results: Any) -> int:
@@ -125,11 +125,11 @@ def _recurrent_backward(args: Any, results: Any) -> int:
     source, width, kind = args[0], args[5].shape[-1], args[14]
     gates = _GATES[kind] * width
     turned = gates * (_leading(source.shape[-1], 4) + _leading(width, 4)) * 4
-    return turned + 2 * _recurrent_weights(source, width, kind) + _gates_scratch(source, width, kind)
+    return turned + _recurrent_weights(source, width, kind) + _gates_scratch(source, width, kind)
 
 
 def _recurrent_weights(source: Tensor, width: int, kind: int) -> int:
-    return (source.shape[-1] + width) // 2 * _leading(_GATES[kind] * width, 4) * 4
+    return (int(source.shape[-1]) + width) * _leading(_GATES[kind] * width, 4) * 4
 
 
 def _gates_scratch(source: Tensor, width: int, kind: int) -> int:
@@ -144,7 +144,7 @@ def _convolution(args: Any, result: Tensor) -> int:
     if not _uses_onednn(source, weight, stride, dilation, groups):
         return 0
     if _is_channels_last(source, weight):
-        return weight.nbytes
+        return int(weight.nbytes)
     made = _blocked(result)
     before = _blocked_source(source, weight, transposed) + _blocked_weight(weight) + made - result.nbytes
     return max(before, made)
@@ -156,7 +156,7 @@ def _convolution_backward(args: Any, results: Any) -> int:
     if not _uses_onednn(source, weight, stride, dilation, groups):
         return 0
     if _is_channels_last(source, weight):
-        return 2 * weight.nbytes
+        return 2 * int(weight.nbytes)
     of_source, of_weight, _ = results
     returned = sum(result.nbytes for result in results if result is not None)
     output, blocked = _blocked(gradient), _blocked_weight(weight)

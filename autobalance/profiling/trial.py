@@ -38,9 +38,15 @@ class Batch:
 
 
 class Trial(Protocol):
-    """Runs steps on a copy of the model, as the real run will on the model itself."""
+    """Runs steps on a copy of the model, as the real run will on the model itself.
+
+    Attributes:
+        precision: as Lightning names it.
+        dtype: to which the model's floating tensors are cast before they reach a device; None: they stay as they are.
+    """
 
     precision: str
+    dtype: torch.dtype | None
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
         """What stands in the copy for objects that must not be copied, by their id.

@@ -35,6 +35,7 @@ class LightningTrial:
         package = lightning_root(trainer)
         assert package is not None
         self.precision = str(trainer.precision)
+        self.dtype: torch.dtype | None = None  # Lightning has cast the module by now
         self._package = package
         self._trainer = trainer
         self._stand_in: Any = None
