@@ -248,3 +248,16 @@ def test_dropped_library_takes_its_kernels_back(device: str) -> None:
     compat.drop_library(library)
     assert replaced.shape == (1,)
     assert torch.rms_norm(value, (2,)).shape == (2,)
+
+
+def test_fakes_of_a_trace_refuse_to_give_a_pointer() -> None:
+    with compat.make_fake_mode():
+        fake = torch.ones(2)
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        fake.data_ptr()
+
+
+def test_hooks_on_saved_tensors_are_seen() -> None:
+    assert not compat.saved_tensor_hooks_are_active()
+    with torch.autograd.graph.save_on_cpu():
+        assert compat.saved_tensor_hooks_are_active()

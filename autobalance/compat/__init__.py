@@ -43,6 +43,7 @@ from autobalance.compat.modes import insert_function_mode as insert_function_mod
 from autobalance.compat.modes import modes_disabled as modes_disabled
 from autobalance.compat.modes import on_autocast_exit as on_autocast_exit
 from autobalance.compat.modes import remove_function_mode as remove_function_mode
+from autobalance.compat.modes import saved_tensor_hooks_are_active as saved_tensor_hooks_are_active
 from autobalance.compat.modes import single_threaded_backward as single_threaded_backward
 from autobalance.compat.modes import unseen_by_transformers as unseen_by_transformers
 from autobalance.compat.tensors import assign_plain_data as assign_plain_data
@@ -50,6 +51,7 @@ from autobalance.compat.tensors import constant_of as constant_of
 from autobalance.compat.tensors import gradient_setter as gradient_setter
 from autobalance.compat.tensors import is_fake as is_fake
 from autobalance.compat.tensors import is_view as is_view
+from autobalance.compat.tensors import make_fake_mode as make_fake_mode
 from autobalance.compat.tensors import make_wrapper as make_wrapper
 from autobalance.compat.tensors import moves_more_than_tensors as moves_more_than_tensors
 from autobalance.compat.tensors import replace_tensor as replace_tensor

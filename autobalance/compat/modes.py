@@ -165,6 +165,11 @@ def modes_disabled() -> contextlib.AbstractContextManager[Any]:
     return disabled
 
 
+def saved_tensor_hooks_are_active() -> bool:
+    """Whether what operations save for their backward goes through hooks, as under activation checkpointing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 @contextlib.contextmanager
 def unseen_by_transformers() -> Iterator[None]:
     """Inside, transformers takes fake tensors for the tensors they stand for, not for a graph that is being captured.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _mode_utils
 
 
@@ -108,6 +108,17 @@ def assign_plain_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """torch's own `tensor.data = value`, past `set_data_hook`."""
     base: Any = torch._C.TensorBase
     base.data.__set__(tensor, value)
+
+
+def make_fake_mode(**options: Any) -> FakeTensorMode:
+    """A mode whose fakes refuse to give a pointer to numbers: a kernel that got 0 would crash the process.
+
+    Args:
+        options: as `FakeTensorMode` has them.
+    """
+    mode = FakeTensorMode(**options)
+    mode._allow_unsafe_data_ptr_access = False
+    return mode
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

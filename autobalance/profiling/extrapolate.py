@@ -20,6 +20,7 @@ _FIGURES = (
     "outputs",
     "saved",
     "kept",
+    "output_gradients",
     "gradients",
     "weight_gradients",
     "forward_peak",

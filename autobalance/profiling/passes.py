@@ -28,6 +28,7 @@ class Passes:
         outputs: bytes of what it returns, but for what it was given.
         saved: bytes that the graph keeps once inputs and outputs are let go.
         kept: those of them that are neither inputs nor outputs.
+        output_gradients: bytes of the gradients from which backward starts.
         gradients: bytes of all gradients once backward has run.
         weight_gradients: those of them that are the module's parameters'.
         forward_peak, backward_peak: most bytes at once, inputs and gradients of outputs included.
@@ -44,6 +45,7 @@ class Passes:
     outputs: int = 0
     saved: int = 0
     kept: int = 0
+    output_gradients: int = 0
     gradients: int = 0
     weight_gradients: int = 0
     forward_peak: int = 0
@@ -134,6 +136,7 @@ def _counted(
                 outputs=coming_out.nbytes(without=going_in),
                 saved=saved,
                 kept=max(0, saved - going_in.nbytes(saves_inputs) - coming_out.nbytes(saves_outputs, going_in)),
+                output_gradients=returned.gradient_bytes(meter.granule),
                 gradients=meter.allocated() - before,
                 weight_gradients=Storages([p.grad for p in parameters if p.grad is not None], meter.granule).nbytes(),
                 forward_peak=forward_peak,

@@ -11,6 +11,7 @@ from torch import nn
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.costs import build_profile
+from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed
 from autobalance.profiling.traced import Traced
@@ -44,6 +45,9 @@ class Profiler:
     notes: list[str] = field(default_factory=list)
     progress: Callable[[str], None] | None = None
     _kind: Kind = "fake"
+
+    def __post_init__(self) -> None:
+        self._opaque = OpaqueBlocks(self.root, self.blocks, self.target)
 
     def profile(self) -> Profile:
         """Trace with every block apart."""
@@ -84,11 +88,20 @@ class Profiler:
         return forecasts(traced, devices)
 
     def _subject(self, blocks: Blocks, kind: Kind) -> Subject:
-        return Subject(self.root, blocks, self.trial, self.batches, self.target, kind, self.progress)
+        return Subject(self.root, blocks, self.trial, self.batches, self.target, kind, self.progress, self._opaque)
 
     def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
         try:
-            return trace(self._kind)
+            while True:
+                try:
+                    traced = trace(self._kind)
+                    break
+                except Exception as error:
+                    if self._kind == "real" or not self._opaque.learn(error):
+                        raise
+            for told in self._opaque.notes:
+                self._note(told)
+            return traced
         except Exception as error:
             if self._kind == "real":
                 raise

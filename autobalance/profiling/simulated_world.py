@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autobalance import compat
 from autobalance.kernels.emulation import emulating
 from autobalance.kernels.target import Target
 from autobalance.profiling.tracer import Tracer
@@ -17,6 +17,7 @@ from autobalance.profiling.world import Kind, Observe, on_host
 from autobalance.simulated import backend, dispatch, installation
 from autobalance.simulated.configure import simulate
 from autobalance.simulated.elements import MAX_KNOWN_ELEMENTS, fake_elements, fake_like, is_small, remember
+from autobalance.simulated.fakes import known_of
 from autobalance.simulated.ledger import using_ledger
 from autobalance.simulated.tensor import SimulatedTensor
 
@@ -49,7 +50,7 @@ class SimulatedWorld:
         self._tracer = tracer
         self._note = note
         self._observe = observe
-        self._mode = FakeTensorMode() if kind == "fake" else None
+        self._mode = compat.make_fake_mode() if kind == "fake" else None
         self._stack = ExitStack()
 
     def __enter__(self) -> SimulatedWorld:
@@ -88,6 +89,10 @@ class SimulatedWorld:
     def account_of(self, tensor: Tensor) -> int | None:
         """The account of a simulated tensor."""
         return tensor.account if isinstance(tensor, SimulatedTensor) and tensor.index is not None else None
+
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of a tensor, None where they are not known."""
+        return known_of(tensor)
 
     def copied(self, tensor: Tensor, account: int) -> Tensor:
         """A copy on the same device, charged to another account."""

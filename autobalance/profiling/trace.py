@@ -15,6 +15,7 @@ from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
+from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.sandbox import random_state_kept
 from autobalance.profiling.traced import (
     ROOT_ACCOUNT,
@@ -44,6 +45,7 @@ class Subject:
         target: whose kernels are chosen.
         kind: of elements: "fake" ones need no memory; "real" ones are a copy of the model on the CPU.
         progress: told the name of each block that begins its forward.
+        opaque: stands for the blocks that cannot run on fake elements.
     """
 
     root: nn.Module
@@ -53,6 +55,7 @@ class Subject:
     target: Target = SIMULATED
     kind: Kind = "fake"
     progress: Callable[[str], None] | None = None
+    opaque: OpaqueBlocks | None = None
 
 
 def trace_apart(subject: Subject, last: int | None = None) -> Traced:
@@ -170,11 +173,14 @@ def _make_world(traced: Traced, subject: Subject, devices: int) -> World:
 def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> None:
     root, trial, batches = subject.root, subject.trial, subject.batches
     with random_state_kept():
-        twin, traced.shared = copy_module(root, _replacing(root, world, layout), trial.stand_ins(root, subject.kind))
+        replacing = _replacing(subject, world, layout)
+        twin, traced.shared = copy_module(root, replacing, trial.stand_ins(root, subject.kind))
         twin_blocks = _blocks_of(twin, root, subject.blocks)
         describe_static(twin, traced)
         declared = getattr(twin, "forward_methods", None)
         methods = declared() if callable(declared) else None
+        if subject.opaque is not None and subject.kind == "fake":
+            subject.opaque.install(subject.blocks, twin_blocks, methods or {}, world, traced)
         installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit)
         watch_calls(twin_blocks, traced, subject.progress)
         watch_gradients(twin, traced)
@@ -193,13 +199,15 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         mark_moment(traced, twin, optimizers, "end")
 
 
-def _replacing(root: nn.Module, world: World, layout: _Layout) -> Callable[[Tensor], Tensor]:
+def _replacing(subject: Subject, world: World, layout: _Layout) -> Callable[[Tensor], Tensor]:
+    root, dtype = subject.root, subject.trial.dtype
     registered = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
 
     def replace(tensor: Tensor) -> Tensor:
         if id(tensor) not in registered and tensor.device.type in ("cpu", "meta"):
             return world.on_host(tensor)  # a plain attribute stays on the host, as `module.to` leaves it there
-        return world.on_device(tensor, *layout.spot_of(tensor))
+        cast = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        return world.on_device(cast, *layout.spot_of(tensor))
 
     return replace
 

@@ -92,6 +92,15 @@ class Returned:
         shapes = (replace(shape, saved=keep) for shape, keep in zip(self.shapes, saved, strict=True))
         return replace(self, shapes=tuple(shapes))
 
+    def gradient_bytes(self, granule: int) -> int:
+        """Bytes of the gradients of all that is differentiable.
+
+        Args:
+            granule: bytes to whose multiples the device's allocator rounds up.
+        """
+        sizes = (shape.like.numel() * shape.like.element_size() for shape in self.shapes if shape.differentiable)
+        return sum(-(-size // granule) * granule for size in sizes)
+
 
 class Storages:
     """Storages of tensors, which are not kept alive.

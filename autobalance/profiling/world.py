@@ -38,6 +38,9 @@ class World(Protocol):
     def account_of(self, tensor: Tensor) -> int | None:
         """To whom the bytes of `tensor` are charged; None if it is on no device of the trial."""
 
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of one of the trial's tensors, on the CPU; None where they are not known."""
+
     def copied(self, tensor: Tensor, account: int) -> Tensor:
         """A copy of one of the trial's tensors, without autograd, charged to another account."""
 
