@@ -1,6 +1,6 @@
 """What other predictors say of the zoo's peaks, beside autobalance, against what the CPU's own allocator held.
 
-Run it by hand: `OMP_NUM_THREADS=1 python tests/benchmarks/side_by_side.py`, after `pip install autobalance[benchmarks]`.
+Run it by hand: `OMP_NUM_THREADS=1 python tests/benchmarks/side_by_side.py` (tools: `autobalance[benchmarks]`).
 The truth is the largest peak of three real training steps with AdamW under `torch.profiler`. Every tool is called as
 its manual says, with all that it can be told: accelerate's estimator knows the model only, torchinfo the model and one
 forward, torch-kitsune the model and the shape of a sample, MemTracker the whole loop under fake tensors.
