@@ -1,17 +1,27 @@
-"""Frozen data as JSON files, checked field by field when read: people edit such files."""
+"""Frozen data as JSON files, checked field by field when read: people edit such files.
+
+Long columns of whole numbers that nobody would edit are packed into text where their field asks for it; a list is taken
+as well.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from autobalance.packing import pack, unpack
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _SCHEMA = 1
+PACKED = {"packed": True}
+"""Metadata of a field of whole numbers that is packed where it is long."""
+# Below this, a list is as short as its packed text, and can be read.
+_LONG = 32
 
 T = TypeVar("T")
 
@@ -28,7 +38,7 @@ def save(path: str | Path, kind: str, data: DataclassInstance, *, indent: int | 
         data: made of numbers, text, tuples, mappings and further dataclasses.
         indent: spaces of each level, for a file that people read; None: all in one line, which is faster.
     """
-    text = json.dumps({"schema": _SCHEMA, "kind": kind, **asdict(data)}, indent=indent)
+    text = json.dumps({"schema": _SCHEMA, "kind": kind, **_plain(data)}, indent=indent)
     Path(path).write_text(text, encoding="utf-8")
 
 
@@ -61,6 +71,21 @@ def load(path: str | Path, kind: str, cls: type[T]) -> T:
     except ValueError as error:
         raise ValueError(f"{path} is damaged, or was edited: {error}") from error
     return made
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON has it."""
+    if is_dataclass(value):
+        return {field.name: _plain_field(field, getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _plain_field(field: Field[Any], value: Any) -> Any:
+    return pack(value) if field.metadata.get("packed") and len(value) > _LONG else _plain(value)
 
 
 def _read(value: Any, wanted: Any, where: str) -> Any:
@@ -97,7 +122,22 @@ def _read_dataclass(value: Any, cls: Any, where: str) -> Any:
             unknown
         )
         raise ValueError(f"{where} {' and '.join(told)}")
-    return cls(**{name: _read(item, hints[name], f"{where}.{name}") for name, item in value.items()})
+    packed = {field.name for field in fields(cls) if field.metadata.get("packed")}
+    return cls(
+        **{
+            name: _unpacked(item, f"{where}.{name}")
+            if name in packed and isinstance(item, str)
+            else _read(item, hints[name], f"{where}.{name}")
+            for name, item in value.items()
+        }
+    )
+
+
+def _unpacked(text: str, where: str) -> tuple[int, ...]:
+    try:
+        return unpack(text)
+    except ValueError as error:
+        raise ValueError(f"{where} {error}") from error
 
 
 def _in_words(wanted: Any) -> str:

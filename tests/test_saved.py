@@ -71,3 +71,41 @@ def test_what_is_not_json_is_told_by_file(content: bytes, tmp_path: Path) -> Non
     (tmp_path / "mine.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"mine\.json is not a plan saved by autobalance: it is not JSON"):
         Plan.load(tmp_path / "mine.json")
+
+
+def deep() -> Profile:
+    """A profile whose timeline is long enough to be packed."""
+    return Profile.from_costs(static=[4] * 40, saved=[2**40] * 40)
+
+
+def test_long_columns_are_packed_and_the_rest_stays_readable(tmp_path: Path) -> None:
+    deep().save(tmp_path / "deep.json")
+    content = json.loads((tmp_path / "deep.json").read_text())
+    assert content["timeline"]["events"].startswith("zlib")
+    assert content["blocks"][3]["name"] == "block3"
+    assert content["timeline"]["marks"][0] == ["step 1 forward", 40]
+    assert Profile.load(tmp_path / "deep.json") == deep()
+
+
+def test_a_list_in_place_of_packed_text_is_taken(tmp_path: Path) -> None:
+    columns = {"sizes": list(deep().timeline.sizes), "events": list(deep().timeline.events)}
+    path = _edited(deep(), tmp_path / "mine.json", lambda data: data["timeline"].update(columns))
+    assert Profile.load(path) == deep()
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (lambda line: line.update(events="12"), "profile.timeline.events starts neither with 'zlib' nor with"),
+        (lambda line: line.update(sizes=line["sizes"][:-8]), "profile.timeline.sizes is cut off, or has something"),
+        (lambda line: line.update(sizes="zlib: !"), "profile.timeline.sizes cannot be unpacked"),
+        (lambda line: line.update(values="zlib: AAAA"), "profile.timeline.values cannot be unpacked"),
+        (lambda line: line.update(values=line["events"]), "sizes, owners and values describe the same storages"),
+        (lambda line: line.update(marks="zlib: AAAA"), "profile.timeline.marks is"),
+    ],
+)
+def test_damaged_packed_text_is_told_by_field(edit: Edit, text: str, tmp_path: Path) -> None:
+    path = _edited(deep(), tmp_path / "mine.json", lambda data: edit(data["timeline"]))
+    with pytest.raises(ValueError, match=r"mine\.json is damaged, or was edited: ") as caught:
+        Profile.load(path)
+    assert text in str(caught.value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from autobalance.saved import PACKED
 
 ROOT = -1
 """Owner of what lives on the root device: batch, loss, metrics."""
@@ -42,14 +44,14 @@ class Timeline:
         emptied: indices into `events` before which all devices give cached memory back (`torch.cuda.empty_cache`).
     """
 
-    sizes: tuple[int, ...]
-    owners: tuple[int, ...]
-    values: tuple[int, ...]
-    events: tuple[int, ...]
+    sizes: tuple[int, ...] = field(metadata=PACKED)
+    owners: tuple[int, ...] = field(metadata=PACKED)
+    values: tuple[int, ...] = field(metadata=PACKED)
+    events: tuple[int, ...] = field(metadata=PACKED)
     marks: tuple[tuple[str, int], ...] = ()
-    fixed: tuple[int, ...] = ()
-    per_sample: tuple[int, ...] = ()
-    scratch: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = field(default=(), metadata=PACKED)
+    per_sample: tuple[int, ...] = field(default=(), metadata=PACKED)
+    scratch: tuple[int, ...] = field(default=(), metadata=PACKED)
     emptied: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
