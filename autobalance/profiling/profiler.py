@@ -47,13 +47,18 @@ class Profiler:
     _kind: Kind = "fake"
 
     def __post_init__(self) -> None:
-        self._opaque = OpaqueBlocks(self.root, self.blocks, self.target)
+        self._opaque = OpaqueBlocks(self.root, self.blocks, self.target, self.trial.dtype)
 
     def profile(self) -> Profile:
         """Trace with every block apart."""
         traced = self._trace(lambda kind: trace_apart(self._subject(self.blocks, kind)))
         if traced.shared:
             self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
+        if traced.quantized:
+            self._note(
+                f"{traced.quantized} layer(s) of bitsandbytes are counted at the size of their quantised weights, which "
+                f"the device then holds; their products are modelled, not run"
+            )
         for told in _placeholders_in_words(traced.placeholders):
             self._note(told)
         if self.training and traced.untrained:

@@ -16,6 +16,7 @@ from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
 from autobalance.profiling.opaque import OpaqueBlocks
+from autobalance.profiling.quantized import quantized_stand_ins
 from autobalance.profiling.sandbox import random_state_kept
 from autobalance.profiling.traced import (
     ROOT_ACCOUNT,
@@ -174,7 +175,9 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
     root, trial, batches = subject.root, subject.trial, subject.batches
     with random_state_kept():
         replacing = _replacing(subject, world, layout)
-        twin, traced.shared = copy_module(root, replacing, trial.stand_ins(root, subject.kind))
+        shrunk = quantized_stand_ins(root, layout.spot_of, world, traced.tracer)
+        traced.quantized = len(shrunk)
+        twin, traced.shared = copy_module(root, replacing, {**trial.stand_ins(root, subject.kind), **shrunk})
         twin_blocks = _blocks_of(twin, root, subject.blocks)
         describe_static(twin, traced)
         declared = getattr(twin, "forward_methods", None)

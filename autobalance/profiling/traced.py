@@ -40,6 +40,7 @@ class Traced:
         placeholders: what kinds of scalar were asked for that only real elements know.
         untrained: names of trainable parameters that are given no gradient.
         optimizers: class names of the optimizers.
+        quantized: how many layers have weights that shrink when they reach the device.
         foreign: pairs (block, block whose parameter it uses without being given it).
         homes: account by storage of the model's registered tensors.
     """
@@ -55,6 +56,7 @@ class Traced:
     placeholders: list[str] = field(default_factory=list)
     untrained: dict[str, None] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
+    quantized: int = 0
     foreign: set[tuple[int, int]] = field(default_factory=set)
     homes: dict[int | None, int] = field(default_factory=dict)
 
