@@ -37,7 +37,7 @@ def run_blocks(root: nn.Module, blocks: Blocks, trial: Trial, batch: Batch, run:
         batch: on the host.
         run: runs the blocks.
     """
-    twin, _ = copy_module(root, partial(_on_host, _parameters_in(blocks)), trial.stand_ins(root, "real"))
+    twin, _ = copy_module(root, partial(_on_host, _parameters_in(blocks), trial.dtype), trial.stand_ins(root, "real"))
     names = {id(module): name for name, module in root.named_modules()}
     declared = getattr(twin, "forward_methods", None)
     methods = declared() if callable(declared) else {}
@@ -56,13 +56,12 @@ def _parameters_in(blocks: Blocks) -> set[int]:
     return {id(parameter) for modules in blocks.modules for module in modules for parameter in module.parameters()}
 
 
-def _on_host(in_blocks: set[int], tensor: Tensor) -> Tensor:
+def _on_host(in_blocks: set[int], dtype: torch.dtype | None, tensor: Tensor) -> Tensor:
     """The copy's tensor for one of the model's: blocks run elsewhere, with copies of their own."""
     if id(tensor) in in_blocks:
         return tensor.detach() if tensor.device.type in ("cpu", "meta") else tensor.detach().cpu()
-    if tensor.is_meta:
-        return torch.zeros_like(tensor, device="cpu")
-    return tensor.detach().to("cpu", copy=True)
+    made = torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().to("cpu", copy=True)
+    return made.to(dtype) if dtype is not None and made.is_floating_point() else made
 
 
 class _Stop:
@@ -121,18 +120,20 @@ def _ignore(name: str) -> None:
     """Nobody asks when phases begin."""
 
 
-def on_device(module: nn.Module, device: torch.device) -> nn.Module:
+def on_device(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """A copy of a module on a device; what is on meta gets random numbers there.
 
     Args:
         module: on the host, or on meta.
         device: where the copy goes.
+        dtype: to which floating tensors are cast; None: they stay as they are.
     """
 
     def moved(tensor: Tensor) -> Tensor:
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if not tensor.is_meta:
-            return tensor.detach().to(device, copy=True)
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            return tensor.detach().to(device, wanted, copy=True)
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=wanted, device=device)
         if made.is_floating_point() or made.is_complex():
             return made.normal_(std=0.02)
         return made.zero_()

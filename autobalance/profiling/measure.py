@@ -60,7 +60,7 @@ def measure(
     meter = make_meter(device)
     compat.drop_cuda_workspaces(meter.device)
     with random_state_kept():
-        bench = _Bench(blocks, meter)
+        bench = _Bench(blocks, meter, trial.dtype)
         run_blocks(model, blocks, trial, batch, bench.run)
         measured = bench.measurements()
     del bench
@@ -86,9 +86,11 @@ class _Bench:
     Args:
         blocks: of the model.
         meter: of the device.
+        dtype: to which parameters and buffers are cast; None: they stay as they are.
     """
 
-    def __init__(self, blocks: Blocks, meter: Meter) -> None:
+    def __init__(self, blocks: Blocks, meter: Meter, dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
         self._blocks = blocks
         self._meter = meter
         self._floor = meter.allocated()
@@ -114,7 +116,7 @@ class _Bench:
 
     def _placed(self, name: str, module: nn.Module) -> nn.Module:
         try:
-            return on_device(module, self._meter.device)
+            return on_device(module, self._meter.device, self._dtype)
         except torch.OutOfMemoryError as error:
             nbytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
             raise RuntimeError(

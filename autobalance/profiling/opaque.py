@@ -43,6 +43,7 @@ class _Failed:
     block: str
     path: str
     call: Call | None
+    key: Hashable = None
 
 
 class OpaqueBlocks:
@@ -59,9 +60,11 @@ class OpaqueBlocks:
         root: the user's model; not changed.
         blocks: its blocks.
         target: whose kernels the trace chooses.
+        dtype: to which the trial casts the model; None: it stays as it is.
     """
 
-    def __init__(self, root: nn.Module, blocks: Blocks, target: Target) -> None:
+    def __init__(self, root: nn.Module, blocks: Blocks, target: Target, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
         self._root = root
         self._blocks = dict(zip(blocks.names, blocks.modules, strict=True))
         self._target = target
@@ -106,9 +109,10 @@ class OpaqueBlocks:
     def call(self, block: str, path: str, world: World, traced: Traced, module: nn.Module, run: Any, call: Call) -> Any:
         """One call of a block in a trace."""
         if block in self._reasons:
-            passes = self._measured.get(_key(module, call))
+            key = signature_of_module(module), signature_of(call)
+            passes = self._measured.get(key)
             if passes is None:
-                self._failed = _Failed(block, path, _with_numbers(call, world))
+                self._failed = _Failed(block, path, _with_numbers(call, world), key)
                 raise NotMeasured(f"block {block!r} was not measured with these inputs")
             charge = partial(_charge, passes, world, traced)
             return substitute(passes, call.args, call.kwargs, list(module.parameters()), charge)
@@ -116,7 +120,8 @@ class OpaqueBlocks:
             output = run()
         except Exception:
             if self._failed is None:  # the innermost block
-                self._failed = _Failed(block, path, _with_numbers(call, world))
+                key = signature_of_module(module), signature_of(call)
+                self._failed = _Failed(block, path, _with_numbers(call, world), key)
             raise
         for tensor in all_tensors(output):
             if tensor.requires_grad:
@@ -160,16 +165,15 @@ class OpaqueBlocks:
         with self._on_devices() as device, random_state_kept():
             try:
                 meter = make_meter(device)
-                copied = on_device(module, meter.device)
+                copied = on_device(module, meter.device, self._dtype)
                 passes, _, notes = measured_or_extrapolated(
                     failed.call, lambda part: run_passes(copied, part, meter, repeats=0), str(device)
                 )
             except Exception:  # it does not run with numbers either, and the whole step will say so
                 return False
-        key = _key(module, failed.call)
-        if key in self._measured:  # a further trace would end at the same place
+        if failed.key in self._measured:  # a further trace would end at the same place
             return False
-        self._measured[key] = passes
+        self._measured[failed.key] = passes
         self._device = str(device)
         self._remarks += [f"{failed.block}: {note}" for note in notes]
         return True
@@ -211,10 +215,6 @@ def _in_short(error: Exception) -> str:
     """The kind of an error and the first sentence of what it says."""
     sentence = str(error).strip().split("\n")[0].split(". ")[0]
     return f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__
-
-
-def _key(module: nn.Module, call: Call) -> Hashable:
-    return signature_of_module(module), signature_of(call)
 
 
 def _charge(passes: Passes, world: World, traced: Traced, phase: Phase, tensor: Tensor) -> None:

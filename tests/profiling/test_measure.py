@@ -219,6 +219,8 @@ def test_mixed_precision_is_that_of_the_step() -> None:
     plain = measured(Mlp(), torch.ones(16, 256))
     mixed = measured(Mlp(), torch.ones(16, 256), precision="bf16-mixed")
     assert mixed[1].saved == plain[1].saved // 2  # a sigmoid's output
+    half = measured(Mlp(), torch.ones(16, 256), precision="bf16-true")
+    assert half[0].static == plain[0].static // 2
 
 
 def test_a_forward_pass_alone_has_no_backward() -> None:

@@ -179,6 +179,15 @@ def test_forecast_of_a_placement_with_opaque_blocks_is_what_devices_count() -> N
     assert [device.peak for device in found] == [device.peak for device in real]
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_opaque_block_has_the_precision_of_the_step(precision: str) -> None:
+    batch = torch.ones(32, WIDTH)
+    profile = autobalance.profile(Model(Selects), batch, step=squares, target="simulated", precision=precision)
+    assert "measured there" in profile.notes[0]
+    plain = autobalance.profile(Model(Selects), batch, step=squares, target="simulated")
+    assert 2 * profile.blocks[1].outputs == plain.blocks[1].outputs
+
+
 def test_the_model_is_left_alone() -> None:
     model = Model(Pointers)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
