@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from autobalance.partitioning.search import plan
     from autobalance.placement.dispatch import dispatch
     from autobalance.placement.materialize import load_weights
-    from autobalance.profiling.profile import Profile
     from autobalance.profiling.plain import profile
+    from autobalance.profiling.profile import Profile
     from autobalance.simulated import simulate
     from autobalance.strategy import SelfBalanceStrategy
 

@@ -261,3 +261,15 @@ def test_hooks_on_saved_tensors_are_seen() -> None:
     assert not compat.saved_tensor_hooks_are_active()
     with torch.autograd.graph.save_on_cpu():
         assert compat.saved_tensor_hooks_are_active()
+
+
+def test_a_tensor_made_of_others_is_taken_apart_and_rebuilt() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    pair = TwoTensor(torch.ones(3), torch.zeros(3))
+    parts = compat.parts_of(pair)
+    assert sorted(parts) == ["a", "b"]
+    other = compat.rebuilt(pair, {name: part + 1 for name, part in parts.items()})
+    assert isinstance(other, TwoTensor)
+    assert torch.equal(other.a, torch.full((3,), 2.0))
+    assert compat.parts_of(torch.ones(3)) == {}

@@ -54,6 +54,8 @@ from autobalance.compat.tensors import is_view as is_view
 from autobalance.compat.tensors import make_fake_mode as make_fake_mode
 from autobalance.compat.tensors import make_wrapper as make_wrapper
 from autobalance.compat.tensors import moves_more_than_tensors as moves_more_than_tensors
+from autobalance.compat.tensors import parts_of as parts_of
+from autobalance.compat.tensors import rebuilt as rebuilt
 from autobalance.compat.tensors import replace_tensor as replace_tensor
 from autobalance.compat.tensors import reshape_wrapper as reshape_wrapper
 from autobalance.compat.tensors import set_data_hook as set_data_hook

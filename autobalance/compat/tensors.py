@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _mode_utils
+from torch.utils import _mode_utils, _python_dispatch
 
 
 def without_torch_function() -> Any:
@@ -145,3 +145,22 @@ def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
     """The real value that torch itself keeps beside a fake made from a number, None for any other."""
     constant: torch.Tensor | None = getattr(fake, "constant", None)
     return constant
+
+
+def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that a tensor subclass without storage of its own is made of, by attribute; empty for any other.
+
+    Quantised weights are of that kind: their numbers and scales are tensors inside.
+    """
+    if not _python_dispatch.is_traceable_wrapper_subclass(tensor):
+        return {}
+    names, _ = tensor.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}
+
+
+def rebuilt(tensor: torch.Tensor, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A tensor subclass like `tensor` that is made of other parts."""
+    subclass: Any = tensor
+    _, context = subclass.__tensor_flatten__()
+    made: torch.Tensor = type(subclass).__tensor_unflatten__(parts, context, subclass.size(), subclass.stride())
+    return made

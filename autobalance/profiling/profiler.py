@@ -56,8 +56,8 @@ class Profiler:
             self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
         if traced.quantized:
             self._note(
-                f"{traced.quantized} layer(s) of bitsandbytes are counted at the size of their quantised weights, which "
-                f"the device then holds; their products are modelled, not run"
+                f"{traced.quantized} layer(s) of bitsandbytes are counted at the size of their quantised weights, "
+                f"which the device then holds; their products are modelled, not run"
             )
         for told in _placeholders_in_words(traced.placeholders):
             self._note(told)

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from autobalance import compat
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.placement.install import install
@@ -209,6 +210,10 @@ def _replacing(subject: Subject, world: World, layout: _Layout) -> Callable[[Ten
     def replace(tensor: Tensor) -> Tensor:
         if id(tensor) not in registered and tensor.device.type in ("cpu", "meta"):
             return world.on_host(tensor)  # a plain attribute stays on the host, as `module.to` leaves it there
+        parts = compat.parts_of(tensor)
+        if parts:
+            spot = layout.spot_of(tensor)
+            return compat.rebuilt(tensor, {name: world.on_device(part, *spot) for name, part in parts.items()})
         cast = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
         return world.on_device(cast, *layout.spot_of(tensor))
 

@@ -65,10 +65,11 @@ def describe_static(twin: nn.Module, traced: Traced) -> None:
     tracer = traced.tracer
     for kind, tensors in (("buffers", twin.buffers()), ("weights", twin.parameters())):
         for tensor in tensors:
-            index = tracer.find(tensor.untyped_storage())
-            if index is not None:
-                tracer.kinds[index] = kind
-                traced.homes[index] = tracer.accounts[index]
+            for part in compat.parts_of(tensor).values() or (tensor,):
+                index = tracer.find(part.untyped_storage())
+                if index is not None:
+                    tracer.kinds[index] = kind
+                    traced.homes[index] = tracer.accounts[index]
 
 
 class Observer:

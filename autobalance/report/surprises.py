@@ -26,7 +26,8 @@ def surprises(profile: Profile, most: int = 3) -> list[str]:
     """
     told = [holder for holder in profile.holders if holder.what not in _EXPECTED and holder.share >= _WORTH_TELLING]
     return [
-        f"{_where(holder.blocks)}: {_in_words(holder.what)} holds {holder.share:.0%} of the peak ({format_size(holder.nbytes)})"
+        f"{_where(holder.blocks)}: {_in_words(holder.what)} holds {holder.share:.0%} of the peak "
+        f"({format_size(holder.nbytes)})"
         for holder in told[:most]
     ]
 

@@ -114,7 +114,8 @@ def profile_table(profile: Profile) -> Group:
         rows = list(equal)
         name = rows[0].name if len(rows) == 1 else _range(rows[0].name, rows[-1].name)
         costs = (size(getattr(rows[0], what)) for what in shown.values())
-        add_line(table, name, rows[0].kind, _SHORT.get(rows[0].dtype, rows[0].dtype), str(len(rows)), *costs, *_milliseconds(rows[:1]))
+        dtype = _SHORT.get(rows[0].dtype, rows[0].dtype)
+        add_line(table, name, rows[0].kind, dtype, str(len(rows)), *costs, *_milliseconds(rows[:1]))
     table.add_section()
     totals = [
         size((max if what.endswith("transient") else sum)(getattr(row, what) for row in profile.blocks))

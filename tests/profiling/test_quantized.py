@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autobalance
@@ -65,6 +66,50 @@ def test_the_full_weight_is_there_in_forward_and_backward_but_is_not_kept() -> N
     assert row.forward_transient >= full
     assert row.backward_transient >= full
     assert row.saved < full + given
+
+
+class Scaled(torch.Tensor):
+    """A weight of 8-bit numbers and a scale for each row, as libraries for quantisation build them."""
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor, scale: Tensor) -> Scaled:
+        made: Scaled = torch.Tensor._make_wrapper_subclass(
+            cls, numbers.shape, dtype=scale.dtype, device=numbers.device, requires_grad=False
+        )
+        return made
+
+    def __init__(self, numbers: Tensor, scale: Tensor) -> None:
+        self.numbers, self.scale = numbers, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, Tensor], context: None, size: Any, stride: Any) -> Scaled:
+        return cls(parts["numbers"], parts["scale"])
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight, *rest = args
+            return F.linear(x, weight.numbers.to(x.dtype) * weight.scale, *rest)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        raise AssertionError(f"{func} is not for a weight of this kind")
+
+
+def test_a_weight_made_of_several_tensors_is_counted_by_what_it_is_made_of() -> None:
+    layer = nn.Linear(COLUMNS, ROWS, bias=False)
+    numbers = torch.zeros(ROWS, COLUMNS, dtype=torch.int8)
+    layer.weight = nn.Parameter(Scaled(numbers, torch.ones(ROWS, 1)), requires_grad=False)
+    row = _profile(layer).blocks[1]
+    assert row.weights == ROWS * COLUMNS + 4 * ROWS
+    assert row.forward_transient >= 4 * ROWS * COLUMNS  # the product takes the weight in full
 
 
 def test_the_spike_while_quantising_counts() -> None:
