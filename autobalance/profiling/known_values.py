@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autobalance import compat
 from autobalance.profiling.nested import tensors_in
+from autobalance.simulated.bounds import bounded, bounded_positions
 from autobalance.simulated.elements import is_small
 from autobalance.simulated.guesses import guess
 from autobalance.simulated.operation import OVERWRITES, READS_SHAPES_ONLY
@@ -105,6 +106,9 @@ class KnownValues(TorchDispatchMode):
                 return self._run_for_real(func, args, kwargs, guessed)
             if func is _aten.masked_select.default and self.value_of(args[1]) is not None:
                 return self._masked_select(*args)
+            at_most = bounded(func)
+            if at_most is not None:
+                return at_most(*args, **kwargs)
         result = func(*self._with_positions(func, args), **kwargs)
         if known and all(map(is_small, tensors_in([result]))):
             self._keep(result, self._real(func, args, kwargs), guessed)
@@ -178,9 +182,12 @@ class KnownValues(TorchDispatchMode):
             return args
         indices: list[Any] = []
         for index in args[1]:
-            mask = index if index is not None and index.dtype in (torch.bool, torch.uint8) else None
-            known = None if mask is None else self.value_of(mask)
-            indices += [index] if mask is None or known is None else self._positions(mask, known)
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                indices.append(index)
+                continue
+            known = self.value_of(index)
+            at_most = bounded_positions(index) if known is None else self._positions(index, known)
+            indices += at_most or [index]
         return (args[0], indices, *args[2:])
 
     def _positions(self, mask: Tensor, known: Tensor) -> list[Tensor]:

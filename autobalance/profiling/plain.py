@@ -33,6 +33,7 @@ def profile(
     clip: float | None = None,
     scalable: bool = False,
     measure: torch.device | str | None = None,
+    selected: float | None = None,
 ) -> Profile:
     """Find out what every block of a plain module costs, without running it on real numbers.
 
@@ -58,14 +59,18 @@ def profile(
             bytes for a batch of any size.
         measure: a device on which every block is run as well, one at a time, to measure its times and check its
             bytes; None: times are calculated.
+        selected: share of its elements, from 0 to 1, that a mask selects at most whose numbers depend on the weights
+            (`x[x > 0]`, `nonzero`, `masked_select`, `unique`); None: a block that selects so is run and measured.
 
     Returns:
         The profile, in call order.
 
     Raises:
-        ValueError: for a target or precision that is not supported, an `accumulate` or `clip` that makes no sense, or
-            a device to measure on that is not there.
+        ValueError: for a target or precision that is not supported, an `accumulate`, `clip` or `selected` that makes
+            no sense, or a device to measure on that is not there.
     """
+    if selected is not None and not 0 <= selected <= 1:
+        raise ValueError(f"selected={selected!r} is no share: it is from 0 (nothing) to 1 (everything)")
     kernels = target_of(target)
     trial = PlainTrial(optimizer, step, precision, training, accumulate, clip)
     kind = "train" if training else "predict"
@@ -75,7 +80,9 @@ def profile(
     def traced(sampled: Batch) -> Profile:
         passes = PlainTrial.STEPS * accumulate * len(blocks)
         with ProgressBar("profiling", total=passes) as bar:
-            return Profiler(model, blocks, trial, [sampled], training, kernels, progress=bar).profile()
+            return Profiler(
+                model, blocks, trial, [sampled], training, kernels, progress=bar, selected=selected
+            ).profile()
 
     found = traced(sampled)
     if scalable:

@@ -17,6 +17,7 @@ from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_p
 from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, Trial
 from autobalance.profiling.world import Kind
+from autobalance.simulated.bounds import selecting
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Profiler:
         target: whose kernels are chosen.
         notes: what a reader of the plan should know.
         progress: told the name of each block that begins its forward in a trace.
+        selected: share of its elements that a mask selects at most whose numbers are unknown; None: nothing is known.
     """
 
     root: nn.Module
@@ -44,6 +46,7 @@ class Profiler:
     target: Target = SIMULATED
     notes: list[str] = field(default_factory=list)
     progress: Callable[[str], None] | None = None
+    selected: float | None = None
     _kind: Kind = "fake"
 
     def __post_init__(self) -> None:
@@ -97,16 +100,7 @@ class Profiler:
 
     def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
         try:
-            while True:
-                try:
-                    traced = trace(self._kind)
-                    break
-                except Exception as error:
-                    if self._kind == "real" or not self._opaque.learn(error):
-                        raise
-            for told in self._opaque.notes:
-                self._note(told)
-            return traced
+            return self._trace_around_opaque(trace)
         except Exception as error:
             if self._kind == "real":
                 raise
@@ -117,6 +111,26 @@ class Profiler:
                 f"a copy of the model in host memory"
             )
             return trace("real")
+
+    def _trace_around_opaque(self, trace: Callable[[Kind], Traced]) -> Traced:
+        """Trace again for each block that turns out to need numbers, which it is then given by itself."""
+        with selecting(self.selected) as answered:
+            while True:
+                answered.clear()
+                try:
+                    traced = trace(self._kind)
+                    break
+                except Exception as error:
+                    if self._kind == "real" or not self._opaque.learn(error):
+                        raise
+        for told in self._opaque.notes if self._kind == "fake" else ():
+            self._note(told)
+        if answered:
+            self._note(
+                f"masks whose numbers only real data know were taken to select {self.selected:.0%} of the elements, as "
+                f"declared ({', '.join(dict.fromkeys(answered))})"
+            )
+        return traced
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

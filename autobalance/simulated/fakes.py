@@ -9,6 +9,7 @@ import torch
 
 from autobalance import compat
 from autobalance.simulated import elements, ledger
+from autobalance.simulated.bounds import bounded, bounded_positions
 from autobalance.simulated.guesses import guess
 from autobalance.simulated.tensor import SimulatedTensor
 
@@ -35,7 +36,9 @@ def run(call: Call, kernel: Callable[..., Any]) -> Any:
     known = _known_arguments(call)
     real = None
     if call.func is _aten.masked_select.default and known is None:
-        kernel = _selecting(*call.args) or kernel
+        kernel = _selecting(*call.args) or bounded(call.func) or kernel
+    elif call.operation.needs_data and known is None:
+        kernel = bounded(call.func) or kernel
     if call.operation.needs_data and known is not None:
         real = kernel(*known[0], **known[1])
         result = call.wrapped(_fakes_like(real))
@@ -119,9 +122,12 @@ def _fake_arguments(call: Call) -> _Arguments:
 def _as_positions(index: Any, fake: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
     if index is None:
         return [None]
-    mask = known_of(index) if index.dtype in (torch.bool, torch.uint8) else None
-    if mask is None:
+    if index.dtype not in (torch.bool, torch.uint8):
         return [fake(index)]
+    mask = known_of(index)
+    if mask is None:
+        with elements.fake_mode:
+            return list(bounded_positions(fake(index)) or [fake(index)])
     return [elements.fake_like(positions) for positions in mask.nonzero(as_tuple=True)]
 
 
