@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autobalance.allocator.replay import Replayed, replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings
-from autobalance.profiling.timeline import HOST, ROOT, Timeline
+from autobalance.profiling.timeline import Timeline
 
 
 def replay(timeline: Timeline, device_of: Sequence[int], root: int, devices: int) -> list[int]:
@@ -26,7 +26,7 @@ def replay(timeline: Timeline, device_of: Sequence[int], root: int, devices: int
     Returns:
         Bytes per device.
     """
-    return timeline.peaks(_homes(timeline, device_of, root), devices)
+    return timeline.peaks(timeline.homes(device_of, root), devices)
 
 
 def replay_allocator(
@@ -48,7 +48,7 @@ def replay_allocator(
         devices: how many devices there are.
         settings: of the allocators.
     """
-    asked = timeline.requests(_homes(timeline, device_of, root), devices)
+    asked = timeline.requests(timeline.homes(device_of, root), devices)
     return [replay_requests(requests, settings=settings) for requests in asked]
 
 
@@ -71,12 +71,5 @@ def fits(
         capacities: bytes that the allocator of each device can take.
         settings: of the allocators.
     """
-    asked = timeline.requests(_homes(timeline, device_of, root), len(capacities))
+    asked = timeline.requests(timeline.homes(device_of, root), len(capacities))
     return [requests_fit(requests, most, settings) for requests, most in zip(asked, capacities, strict=True)]
-
-
-def _homes(timeline: Timeline, device_of: Sequence[int], root: int) -> list[int]:
-    places = dict(enumerate(device_of))
-    places[ROOT] = root
-    places[HOST] = -1
-    return [places[owner] for owner in timeline.owners]

@@ -128,7 +128,8 @@ class Profile:
         if reserved:
             requests = self._requests(timeline, max(stop for _, stop in spans))
             return replay_requests(requests, settings=_settings(settings)).reserved
-        return max(timeline.peaks(_on_one_device(timeline), 1, start, stop)[0] for start, stop in spans)
+        homes = timeline.homes([0] * len(self.blocks), root=0)
+        return max(timeline.peaks(homes, 1, start, stop)[0] for start, stop in spans)
 
     def fits(
         self, capacity: str | float, *, batch_size: int | None = None, settings: AllocatorSettings | None = None
@@ -187,7 +188,7 @@ class Profile:
                 f"the profile is of {self.target!r}, which has no caching allocator that reserves memory; ask for "
                 f"peak() without reserved=True, or make the profile with target='cuda'"
             )
-        return timeline.requests(_on_one_device(timeline), 1, stop)[0]
+        return timeline.requests(timeline.homes([0] * len(self.blocks), root=0), 1, stop)[0]
 
     def _timeline_of(self, batch_size: int | None) -> Timeline:
         if batch_size is None:
@@ -308,10 +309,6 @@ def require_profile(thing: object, function: str) -> None:
         raise TypeError(
             f"{function} takes a Profile, not a {type(thing).__name__}; make one with autobalance.profile(model, batch)"
         )
-
-
-def _on_one_device(timeline: Timeline) -> list[int]:
-    return [-1 if owner == HOST else 0 for owner in timeline.owners]
 
 
 def _settings(given: AllocatorSettings | None) -> AllocatorSettings:

@@ -91,7 +91,20 @@ class Timeline:
                 raise ValueError(f"event {position}: storage {storage} {state}")
             alive[storage] = event > 0
 
-    def peaks(self, homes: Sequence[int], devices: int, start: int = 0, stop: int | None = None) -> list[int]:
+    def homes(self, device_of: Sequence[int], root: int) -> Whole:
+        """Device of every storage, -1 for what lives on none.
+
+        Example:
+            >>> Timeline((4, 4, 4), (0, ROOT, HOST), (-1,) * 3, ()).homes([1], root=0).tolist()
+            [1, 0, -1]
+
+        Args:
+            device_of: device index per block.
+            root: device index of what the blocks do not own.
+        """
+        return np.array([-1, root, *device_of], dtype=np.int64)[self._owners - HOST]
+
+    def peaks(self, homes: Sequence[int] | Whole, devices: int, start: int = 0, stop: int | None = None) -> list[int]:
         """Most bytes alive at once on each device.
 
         Example:
@@ -118,7 +131,9 @@ class Timeline:
             peaks.append(max(already, int(used[first:].max(initial=0))))
         return peaks
 
-    def requests(self, homes: Sequence[int], devices: int, stop: int | None = None) -> list[list[tuple[int, int]]]:
+    def requests(
+        self, homes: Sequence[int] | Whole, devices: int, stop: int | None = None
+    ) -> list[list[tuple[int, int]]]:
         """What each device is asked for: (storage, bytes), more than 0 where it is born and less where it dies.
 
         Storages that are one on a device appear there as the first of them. 0 bytes: it gives cached memory back.
@@ -144,7 +159,7 @@ class Timeline:
             found.append(asked)
         return found
 
-    def _changes(self, homes: Sequence[int], last: int) -> tuple[Whole, Whole, Whole]:
+    def _changes(self, homes: Sequence[int] | Whole, last: int) -> tuple[Whole, Whole, Whole]:
         """Of the first `last` events: on which device, the change of bytes there, and of which storage."""
         sizes, values = self._columns
         storages, born = self._events[0][:last], self._events[1][:last]
@@ -177,6 +192,10 @@ class Timeline:
     def _columns(self) -> tuple[Whole, Whole]:
         """Sizes and values."""
         return np.array(self.sizes, dtype=np.int64), np.array(self.values, dtype=np.int64)
+
+    @cached_property
+    def _owners(self) -> Whole:
+        return np.array(self.owners, dtype=np.int64)
 
     @property
     def steps(self) -> tuple[int, ...]:
