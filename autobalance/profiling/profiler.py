@@ -11,6 +11,8 @@ from torch import nn
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.costs import build_profile
+from autobalance.profiling.notes import notes_of
+from autobalance.profiling.lazy import learn_shapes
 from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed
@@ -55,17 +57,8 @@ class Profiler:
     def profile(self) -> Profile:
         """Trace with every block apart."""
         traced = self._trace(lambda kind: trace_apart(self._subject(self.blocks, kind)))
-        if traced.shared:
-            self._note("not copied for the trial, but shared with it: " + ", ".join(sorted(set(traced.shared))))
-        if traced.quantized:
-            self._note(
-                f"{traced.quantized} layer(s) of bitsandbytes are counted at the size of their quantised weights, "
-                f"which the device then holds; their products are modelled, not run"
-            )
-        for told in _placeholders_in_words(traced.placeholders):
+        for told in notes_of(traced, self.training):
             self._note(told)
-        if self.training and traced.untrained:
-            self._note(_without_gradient(list(traced.untrained)))
         return build_profile(
             self.blocks,
             traced,
@@ -99,6 +92,8 @@ class Profiler:
         return Subject(self.root, blocks, self.trial, self.batches, self.target, kind, self.progress, self._opaque)
 
     def _trace(self, trace: Callable[[Kind], Traced]) -> Traced:
+        if self.batches:
+            learn_shapes(self.root, self.trial, self.batches[0])
         try:
             return self._trace_around_opaque(trace)
         except Exception as error:
@@ -170,27 +165,3 @@ def forecasts(traced: Traced, devices: int) -> list[Forecast]:
         Forecast(peak, next((name for name, start in reversed(tracer.marks) if start <= at), "placement"))
         for peak, at in zip(peaks, where, strict=True)
     ]
-
-
-def _placeholders_in_words(kinds: Sequence[str]) -> list[str]:
-    """What was taken for numbers that only real data know."""
-    numbers, choices = kinds.count("float"), kinds.count("choice")
-    told = []
-    if numbers:
-        told.append(
-            f"{numbers} number(s) that only real data know (such as `loss.item()`) were taken as 1.0 in the trial"
-        )
-    if choices:
-        told.append(
-            f"{choices} choice(s) that only real data know (a token that is sampled, the expert a token goes to) were "
-            f"taken as if everything were chosen equally often"
-        )
-    return told
-
-
-def _without_gradient(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return (
-        f"{len(names)} trainable parameter(s) got no gradient in the trial ({shown}): their gradients and optimizer "
-        f"state are counted as if they had, since another batch may train them"
-    )

@@ -16,10 +16,12 @@ from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
 from autobalance.simulated import backend, dispatch, installation
 from autobalance.simulated.configure import simulate
-from autobalance.simulated.elements import MAX_KNOWN_ELEMENTS, fake_elements, fake_like, is_small, remember
+from autobalance.simulated.elements import MAX_KNOWN_ELEMENTS, fake_elements, fake_like, is_small, reading, remember
 from autobalance.simulated.fakes import known_of
 from autobalance.simulated.ledger import using_ledger
 from autobalance.simulated.tensor import SimulatedTensor
+
+_READ = torch.ops.aten._local_scalar_dense.default
 
 
 class SimulatedWorld:
@@ -63,6 +65,7 @@ class SimulatedWorld:
                 if self._target.is_emulated:
                     entering.enter_context(emulating(self._target, "PrivateUse1"))
             entering.enter_context(dispatch.observing(self._observe))
+            entering.enter_context(reading(lambda: self._observe(_READ, (), {}, None, None)))
             self._stack = entering.pop_all()
         return self
 

@@ -18,6 +18,7 @@ from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import VirtualLocator
+from autobalance.profiling.waits import Waits
 from autobalance.profiling.work import WorkCounter
 from autobalance.profiling.world import World
 
@@ -41,6 +42,7 @@ class Traced:
         untrained: names of trainable parameters that are given no gradient.
         optimizers: class names of the optimizers.
         quantized: how many layers have weights that shrink when they reach the device.
+        waits: lines at which the host waits for the device.
         foreign: pairs (block, block whose parameter it uses without being given it).
         homes: account by storage of the model's registered tensors.
     """
@@ -57,6 +59,7 @@ class Traced:
     untrained: dict[str, None] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
     quantized: int = 0
+    waits: Waits = field(default_factory=Waits)
     foreign: set[tuple[int, int]] = field(default_factory=set)
     homes: dict[int | None, int] = field(default_factory=dict)
 
@@ -92,6 +95,8 @@ class Observer:
         traced = self._traced
         traced.work(func, args, kwargs, result, account)
         self._tell_maker(func, result)
+        if not traced.work.optimizing:
+            traced.waits.saw(func, args)
         if account is not None and self._target.kind != "simulated":
             self._charge_scratch(func, args, kwargs, result, account)
         self._note_foreign(args)

@@ -58,6 +58,8 @@ class Watch(TorchDispatchMode):
             account = self._charge(result, tensors_in((args, kwargs)))
         elif isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
             account = self._charge_all(func, result, args, kwargs)
+        elif func is torch.ops.aten._local_scalar_dense.default:
+            account = self.account(args[0])
         else:
             return result
         self._observe(func, args, kwargs, result, account)

@@ -25,6 +25,21 @@ on_placeholder: Callable[[str], None] | None = None
 """Told the kind ("float") whenever a number that nobody knows is asked for and a placeholder is given."""
 
 
+on_read: Callable[[], None] | None = None
+"""Told whenever the host asks for the numbers of a tensor on a device, for which it has to wait there."""
+
+
+@contextlib.contextmanager
+def reading(tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell()` whenever the host asks for numbers inside."""
+    global on_read
+    before, on_read = on_read, tell
+    try:
+        yield
+    finally:
+        on_read = before
+
+
 class Known:
     """A real value, and whether it still holds: one `cell` is shared by all views of a storage."""
 
@@ -105,6 +120,8 @@ def numbers(elements: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
         DataDependentOutputException: they are unknown integers or booleans, on which the shapes and the branches of
             the rest may depend.
     """
+    if on_read is not None:
+        on_read()
     if not compat.is_fake(elements):
         return elements.detach()
     if known is not None:

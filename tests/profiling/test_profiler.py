@@ -181,8 +181,9 @@ class Decides(Mlp):
         return x
 
 
-def test_mask_is_decided_on_without_a_note() -> None:
-    assert autobalance.profile(Decides("mask"), torch.ones(8, 256), step=squares).notes == ()
+def test_mask_is_decided_on_without_a_placeholder() -> None:
+    (note,) = autobalance.profile(Decides("mask"), torch.ones(8, 256), step=squares).notes
+    assert note.startswith("the host waits for the device")
 
 
 class Routed(nn.Module):
@@ -198,7 +199,7 @@ class Routed(nn.Module):
 
 def test_parameters_that_the_batch_does_not_train_are_noted() -> None:
     notes = autobalance.profile(Routed(), torch.ones(2, 8), step=squares).notes
-    assert notes[-1] == (
+    assert notes[0] == (
         "2 trainable parameter(s) got no gradient in the trial (experts.1.weight, experts.1.bias): their gradients and "
         "optimizer state are counted as if they had, since another batch may train them"
     )
@@ -240,7 +241,8 @@ def squares_of(output: Tensor) -> Tensor:
 
 
 def test_number_that_only_real_data_know_is_noted() -> None:
-    (note,) = autobalance.profile(Decides("item"), torch.ones(8, 256), step=squares).notes
+    note, waits = autobalance.profile(Decides("item"), torch.ones(8, 256), step=squares).notes
+    assert waits.startswith("the host waits for the device inside the step, at test_profiler.py:")
     assert "number(s) that only real data know (such as `loss.item()`) were taken as 1.0" in note
 
 
@@ -248,7 +250,8 @@ def test_number_that_only_real_data_know_is_noted() -> None:
 def test_step_that_cannot_run_on_fakes_is_run_on_a_real_copy_and_says_so(way: str) -> None:
     real = autobalance.profile(Decides(way), torch.ones(8, 256), step=squares)
     fake = autobalance.profile(Mlp(), torch.ones(8, 256), step=squares)
-    assert len(real.notes) == 1
+    assert len(real.notes) == 2
+    assert "the host waits for the device" in real.notes[1]
     assert "the step cannot run on fake tensors" in real.notes[0]
     assert "one real step was run on a copy of the model in host memory" in real.notes[0]
     assert [row.weights for row in real.blocks] == [row.weights for row in fake.blocks]

@@ -1,0 +1,79 @@
+"""Where the host waits for the device in the middle of a step: `.item()`, an `if` on a tensor, a boolean mask.
+
+Each of them stops the host from launching ahead, so that the devices run dry.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_OWN = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_INSTALLED = sysconfig.get_paths()["purelib"]
+_INDEX = torch.ops.aten.index.Tensor
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Waits:
+    """Notes the lines of the user's code at which the host waits.
+
+    Example:
+        >>> waits = Waits()
+        >>> waits.saw(torch.ops.aten.nonzero.default, (mask,))
+        >>> waits.in_words(steps=2)
+
+    Attributes:
+        lines: how often, by "file:line".
+    """
+
+    def __init__(self) -> None:
+        self.lines: Counter[str] = Counter()
+
+    def saw(self, func: Any, args: Any) -> None:
+        """Take note of an operation on a device, if the host has to wait for its result."""
+        if not _TAGS.isdisjoint(func.tags) and (func is not _INDEX or _has_mask(args[1])):
+            line = _line_of_the_user()
+            if line:
+                self.lines[line] += 1
+
+    def in_words(self, steps: int, most: int = 3) -> str:
+        """A sentence for the profile; empty where the host never waits.
+
+        Args:
+            steps: how many steps were seen.
+            most: how many lines are named, the most frequent first.
+        """
+        if not self.lines:
+            return ""
+        named = ", ".join(f"{line} ({-(-count // steps)} a step)" for line, count in self.lines.most_common(most)) + (
+            ", ..." if len(self.lines) > most else ""
+        )
+        return (
+            f"the host waits for the device inside the step, at {named}: `.item()`, a print, an `if` on a tensor or a "
+            f"boolean mask there keeps devices from working ahead"
+        )
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _line_of_the_user() -> str:
+    """File and line of the innermost call that is no library's, else of one that is not torch's; "" for none."""
+    of_a_library = ""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OWN, _TORCH, "<")):
+            line = f"{Path(name).name}:{frame.f_lineno}"
+            if not name.startswith(_INSTALLED):
+                return line
+            of_a_library = of_a_library or line
+        frame = frame.f_back
+    return of_a_library
