@@ -28,6 +28,7 @@ def register() -> None:
     emulate(_aten._embedding_bag_forward_only.default, _embedding_bag_forward_only)
     emulate(_aten.max_unpool2d.default, _max_unpool2d)
     emulate(_aten._ctc_loss.default, _ctc_loss)
+    emulate(_aten._grouped_mm.default, _grouped_mm)
     carry_out(_aten._ctc_loss.Tensor, _ctc_loss_of_tensors)
     carry_out(_aten.lift_fresh.default, _lift_fresh)
 
@@ -90,6 +91,17 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *re
         return _aten._ctc_loss.default(log_probs, targets, inputs, lengths, *rest, **options)
     time, batch, _ = log_probs.shape
     return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * max(lengths, default=0) + 1)
+
+
+def _grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, *rest: Any, **options: Any) -> Tensor:
+    """Kernels take every type, torch's rule for fakes bfloat16 only."""
+    if not compat.is_fake(left) or left.dtype is torch.bfloat16:
+        result: Tensor = _aten._grouped_mm.default(left, right, offsets, *rest, **options)
+        return result
+    groups: tuple[int, ...] = ()  # rows of one result, unless every group has one of its own
+    if left.dim() == right.dim():
+        groups = left.shape[:1] if offsets is None else offsets.shape
+    return left.new_empty((*groups, left.shape[-2], right.shape[-1]))
 
 
 def _ctc_loss_of_tensors(func: Any, args: Any, kwargs: Any) -> Any:
