@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
-from autobalance.kernels import attention, norms, recurrent
+from autobalance.kernels import activations, attention, norms, recurrent
 from autobalance.kernels.target import Target
 from autobalance.kernels.versions import release
 from autobalance.simulated import dispatch, elements
@@ -42,7 +42,7 @@ def emulating(targets: Targets, backend: str) -> Iterator[None]:
         elsewhere = backend == "PrivateUse1"
         for func, emulated in {**EMULATED, **(ELSEWHERE if elsewhere else {})}.items():
             library.impl(func, _choosing(func, emulated, targets), f"Autograd{backend}")
-        for func in norms.KERNELS_OF_THEIR_OWN if elsewhere else ():
+        for func in (*activations.KERNELS_OF_THEIR_OWN, *norms.KERNELS_OF_THEIR_OWN) if elsewhere else ():
             library.impl(func, _without_parts(func), backend)
         with dispatch.standing_in(STANDING_IN if elsewhere else {}):
             yield
