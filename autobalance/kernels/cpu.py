@@ -113,28 +113,40 @@ def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def _reduced_loss(args: Any, result: Tensor) -> int:
+    """The losses of all elements, once more, and in float32 to be added up (aten/src/ATen/native/Loss.cpp,
+    TORCH_IMPL_FUNC(mse_loss_out))."""
+    whole = 0 if result.dim() else int(result.untyped_storage().nbytes())
+    return whole if result.itemsize >= 4 else whole + whole // result.itemsize * 4
+
+
 def _recurrent(args: Any, results: Any) -> int:
-    """oneDNN's copies of the weights, and what the gates hold before their activation (rnn_utils.hpp,
-    scratch_gates)."""
-    source, width, kind = args[0], args[5].shape[-1], args[9]
-    return _recurrent_weights(source, width, kind) + _gates_scratch(source, width, kind)
+    """oneDNN's copies of the weights, and what the gates hold before their activation: of all steps at once in float32,
+    of one in 16 bits (rnn_utils.hpp, scratch_gates)."""
+    source, width, kind = args[0], int(args[5].shape[-1]), args[9]
+    rows, gates = int(source.shape[-1]) + width, _GATES[kind] * width
+    if source.itemsize < 4:
+        return rows * gates * source.itemsize + int(source.shape[1]) * _leading(gates, 4) * 4
+    return rows * _leading(gates, 4) * 4 + _of_all_gates(source, gates)
 
 
 def _recurrent_backward(args: Any, results: Any) -> int:
-    """The same, and both of the weights' gradients in oneDNN's layout."""
-    source, width, kind = args[0], args[5].shape[-1], args[14]
-    gates = _GATES[kind] * width
-    turned = gates * (_leading(source.shape[-1], 4) + _leading(width, 4)) * 4
-    return turned + _recurrent_weights(source, width, kind) + _gates_scratch(source, width, kind)
+    """The same, both of the weights' gradients in oneDNN's layout, and the output's gradient: as rows, and in 16 bits in
+    float32 too (aten/src/ATen/native/mkldnn/RNN.cpp, mkldnn_rnn_layer_backward)."""
+    source, width, kind, gradient = args[0], int(args[5].shape[-1]), args[14], args[10]
+    features, gates = int(source.shape[-1]), _GATES[kind] * width
+    taken = (features + width) * _leading(gates, 4) * 4
+    taken += 0 if gradient is None or gradient.is_contiguous() else int(gradient.nbytes)
+    if source.itemsize < 4:
+        time, batch = source.shape[:2]
+        weights = (features + width) * gates * source.itemsize
+        return taken + weights + int(time) * int(batch) * width * 4 + int(batch) * _leading(gates, 4) * 4
+    turned = sum(gates * _leading(columns, 4) * 4 for columns in (features, width) if _leading(columns, 4) != columns)
+    return taken + turned + _of_all_gates(source, gates)
 
 
-def _recurrent_weights(source: Tensor, width: int, kind: int) -> int:
-    return (int(source.shape[-1]) + width) * _leading(_GATES[kind] * width, 4) * 4
-
-
-def _gates_scratch(source: Tensor, width: int, kind: int) -> int:
-    time, batch, _ = source.shape
-    return time * batch * _leading(_GATES[kind] * width, 4) * 4
+def _of_all_gates(source: Tensor, gates: int) -> int:
+    return int(source.shape[0]) * int(source.shape[1]) * _leading(gates, 4) * 4
 
 
 def _convolution(args: Any, result: Tensor) -> int:
@@ -211,6 +223,8 @@ def _blocked_weight(weight: Tensor) -> int:
 
 
 _TAKEN: dict[Any, Callable[[Any, Any], int]] = {
+    _aten.mse_loss.default: _reduced_loss,
+    _aten.smooth_l1_loss.default: _reduced_loss,
     _aten.mkldnn_rnn_layer.default: _recurrent,
     _aten.mkldnn_rnn_layer_backward.default: _recurrent_backward,
     _aten.convolution.default: _convolution,
