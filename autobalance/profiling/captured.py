@@ -6,8 +6,7 @@ block goes into the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,8 @@ from torch import Tensor, nn
 from autobalance.blocks import Blocks
 from autobalance.placement.hooks import replace_method, run_method
 from autobalance.profiling.copying import copy_module
+from autobalance.profiling.lazy import with_shape
+from autobalance.profiling.one_forward import run_one_forward
 from autobalance.profiling.trial import Batch, Trial
 from autobalance.profiling.visit import Call
 
@@ -46,10 +47,7 @@ def run_blocks(root: nn.Module, blocks: Blocks, trial: Trial, batch: Batch, run:
             path = names[id(module)]
             for method in ("forward", *methods.get(block, ()), *methods.get(path, ())):
                 replace_method(twin.get_submodule(path), method, _Stop(index, path, run))
-    for optimizer in trial.prepare(twin, torch.device("cpu")):
-        optimizer.step = _take_no_step  # type: ignore[method-assign]  # parameters are the user's own
-    with suppress(_Done):
-        trial.run(twin, batch, _Forward().glue, _ignore)
+    run_one_forward(trial, twin, batch, torch.device("cpu"))
 
 
 def _parameters_in(blocks: Blocks) -> set[int]:
@@ -58,7 +56,9 @@ def _parameters_in(blocks: Blocks) -> set[int]:
 
 def _on_host(in_blocks: set[int], dtype: torch.dtype | None, tensor: Tensor) -> Tensor:
     """The copy's tensor for one of the model's: blocks run elsewhere, with copies of their own."""
-    if id(tensor) in in_blocks:
+    inside = id(tensor) in in_blocks
+    tensor = with_shape(tensor)
+    if inside:
         return tensor.detach() if tensor.device.type in ("cpu", "meta") else tensor.detach().cpu()
     made = torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().to("cpu", copy=True)
     return made.to(dtype) if dtype is not None and made.is_floating_point() else made
@@ -85,41 +85,6 @@ def _call_itself(module: nn.Module, name: str, inner: Any, *args: Any, **kwargs:
     return run_method(module, name, inner, args, kwargs)
 
 
-class _Done(Exception):
-    """The forward has ended."""
-
-
-class _Forward:
-    """Ends the trial when the user's code is entered again after a whole stretch of it: for backward or a next step."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._ended = False
-
-    @contextmanager
-    def glue(self) -> Iterator[None]:
-        if self._ended and self._depth == 0:
-            raise _Done
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            self._ended = True
-
-
-def _take_no_step(closure: Callable[[], Any] | None = None) -> Any:
-    """Stands for an optimizer's step."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def _ignore(name: str) -> None:
-    """Nobody asks when phases begin."""
-
-
 def on_device(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """A copy of a module on a device; what is on meta gets random numbers there.
 
@@ -130,6 +95,7 @@ def on_device(module: nn.Module, device: torch.device, dtype: torch.dtype | None
     """
 
     def moved(tensor: Tensor) -> Tensor:
+        tensor = with_shape(tensor)
         wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if not tensor.is_meta:
             return tensor.detach().to(device, wanted, copy=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 Replace = Callable[[Tensor], Tensor]
 
@@ -101,6 +102,8 @@ def _is_filled(cell: CellType) -> bool:
 
 def _stand_in(tensor: Tensor, replace: Replace) -> Tensor:
     made = replace(tensor)
+    if is_lazy(made):
+        return made
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)
     # A kept loss has a graph that belongs to another step: its copy is a plain tensor.

@@ -11,6 +11,7 @@ from torch import nn
 
 from autobalance.blocks import Blocks
 from autobalance.profiling.holders import at_peak
+from autobalance.profiling.lazy import with_shape
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.roofline import Work, reference_rates, seconds
 from autobalance.profiling.timeline import ROOT, Timeline
@@ -290,7 +291,7 @@ def _dtype_of(modules: Sequence[nn.Module]) -> str:
     numbers: Counter[str] = Counter()
     for module in modules:
         for parameter in module.parameters():
-            numbers[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+            numbers[str(parameter.dtype).removeprefix("torch.")] += with_shape(parameter).numel()
     return numbers.most_common(1)[0][0] if numbers else ""
 
 

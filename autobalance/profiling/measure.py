@@ -21,6 +21,7 @@ from autobalance.blocks import Blocks
 from autobalance.placement.move import Mover
 from autobalance.profiling.captured import changed_attributes, on_device, plain_attributes, run_blocks
 from autobalance.profiling.extrapolate import forward_in_parts, measured_or_extrapolated
+from autobalance.profiling.lazy import learn_shapes
 from autobalance.profiling.measurement import Measurement
 from autobalance.profiling.meters import Meter, make_meter
 from autobalance.profiling.passes import Passes, run_forward, run_passes
@@ -59,6 +60,7 @@ def measure(
     """
     meter = make_meter(device)
     compat.drop_cuda_workspaces(meter.device)
+    learn_shapes(model, trial, batch)
     with random_state_kept():
         bench = _Bench(blocks, meter, trial.dtype)
         run_blocks(model, blocks, trial, batch, bench.run)

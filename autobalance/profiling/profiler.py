@@ -11,8 +11,8 @@ from torch import nn
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.costs import build_profile
-from autobalance.profiling.notes import notes_of
 from autobalance.profiling.lazy import learn_shapes
+from autobalance.profiling.notes import notes_of
 from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed

@@ -16,6 +16,7 @@ from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
+from autobalance.profiling.lazy import with_shape
 from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.quantized import quantized_stand_ins
 from autobalance.profiling.sandbox import random_state_kept
@@ -210,12 +211,13 @@ def _replacing(subject: Subject, world: World, layout: _Layout) -> Callable[[Ten
     def replace(tensor: Tensor) -> Tensor:
         if id(tensor) not in registered and tensor.device.type in ("cpu", "meta"):
             return world.on_host(tensor)  # a plain attribute stays on the host, as `module.to` leaves it there
+        spot = layout.spot_of(tensor)
+        tensor = with_shape(tensor)
         parts = compat.parts_of(tensor)
         if parts:
-            spot = layout.spot_of(tensor)
             return compat.rebuilt(tensor, {name: world.on_device(part, *spot) for name, part in parts.items()})
         cast = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-        return world.on_device(cast, *layout.spot_of(tensor))
+        return world.on_device(cast, *spot)
 
     return replace
 
