@@ -87,7 +87,8 @@ def _run_dry(root: nn.Module, trial: Trial, batch: Batch, lazy: Mapping[str, Ten
         if is_lazy(tensor) and tensor not in _shapes:
             lazy_class: Any = UninitializedParameter if isinstance(tensor, nn.Parameter) else UninitializedBuffer
             with compat.modes_disabled():
-                return lazy_class(requires_grad=tensor.requires_grad, dtype=tensor.dtype)
+                made: Tensor = lazy_class(requires_grad=tensor.requires_grad, dtype=tensor.dtype)
+            return made
         if id(tensor) not in registered:
             return world.on_host(tensor)
         return world.on_device(_as_in_trial(with_shape(tensor), trial), 0, 0)
