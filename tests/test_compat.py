@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import optimizer
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobalance import compat
 from autobalance.simulated import SimulatedTensor, simulate
@@ -273,3 +275,47 @@ def test_a_tensor_made_of_others_is_taken_apart_and_rebuilt() -> None:
     assert isinstance(other, TwoTensor)
     assert torch.equal(other.a, torch.full((3,), 2.0))
     assert compat.parts_of(torch.ones(3)) == {}
+
+
+def test_foreach_forms_are_chosen_for_fakes_as_for_what_they_stand_for() -> None:
+    def norms() -> list[str]:
+        seen: list[str] = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(func.__name__)
+                return func(*args, **(kwargs or {}))
+
+        with FakeTensorMode():
+            parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+            for parameter in parameters:
+                parameter.grad = torch.ones(2)
+            with Watch():
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+        return [name for name in seen if "norm" in name]
+
+    with compat.foreach_on_fakes():
+        assert norms()[0].startswith("_foreach_norm")
+    assert not norms()[0].startswith("_foreach_norm")
+
+
+def test_trials_scaler_steps_whatever_the_gradients_are() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.full((1,), torch.inf)
+    scaler, plain = compat.stepping_scaler("cpu"), torch.amp.GradScaler("cpu")
+    for each, steps in ((plain, False), (scaler, True)):
+        each.scale(torch.ones(1))
+        stepping = torch.optim.SGD([parameter], 1.0)
+        before = parameter.detach().clone()
+        each.step(stepping)
+        assert bool(parameter.ne(before).any()) is steps
+
+
+def test_transformers_takes_a_fake_for_a_graph_in_the_making_only_outside() -> None:
+    utils = pytest.importorskip("transformers.utils.import_utils", minversion=None)
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    assert utils.is_tracing(fake)
+    with compat.unseen_by_transformers():
+        assert not utils.is_tracing(fake)
+    assert utils.is_tracing(fake)

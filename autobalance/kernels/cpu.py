@@ -126,7 +126,7 @@ def _recurrent(args: Any, results: Any) -> int:
     source, width, kind = args[0], int(args[5].shape[-1]), args[9]
     rows, gates = int(source.shape[-1]) + width, _GATES[kind] * width
     if source.itemsize < 4:
-        return rows * gates * source.itemsize + int(source.shape[1]) * _leading(gates, 4) * 4
+        return rows * gates * int(source.itemsize) + int(source.shape[1]) * _leading(gates, 4) * 4
     return rows * _leading(gates, 4) * 4 + _of_all_gates(source, gates)
 
 
@@ -139,7 +139,7 @@ def _recurrent_backward(args: Any, results: Any) -> int:
     taken += 0 if gradient is None or gradient.is_contiguous() else int(gradient.nbytes)
     if source.itemsize < 4:
         time, batch = source.shape[:2]
-        weights = (features + width) * gates * source.itemsize
+        weights = (features + width) * gates * int(source.itemsize)
         return taken + weights + int(time) * int(batch) * width * 4 + int(batch) * _leading(gates, 4) * 4
     turned = sum(gates * _leading(columns, 4) * 4 for columns in (features, width) if _leading(columns, 4) != columns)
     return taken + turned + _of_all_gates(source, gates)

@@ -20,6 +20,7 @@ from autobalance.simulated.operation import OVERWRITES, READS_SHAPES_ONLY
 
 _aten = torch.ops.aten
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+_NUMBER = (_aten._local_scalar_dense.default, _aten.item.default)
 _DEPENDENT = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 _NON_FINITE_CHECK = _aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -94,7 +95,7 @@ class KnownValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operands = list(tensors_in((args, kwargs)))
-        if func is _aten._local_scalar_dense.default:
+        if func in _NUMBER:
             return self._number(func, operands[0])
         if func in OVERWRITES or func in READS_SHAPES_ONLY:
             self._make_irrelevant_known(args[0])
