@@ -14,8 +14,10 @@ from autobalance.compat.backend import register_python_backend as register_pytho
 from autobalance.compat.backend import support_foreach as support_foreach
 from autobalance.compat.backend import warn_if_torch_is_untested as warn_if_torch_is_untested
 from autobalance.compat.cuda import drop_cuda_workspaces as drop_cuda_workspaces
+from autobalance.compat.kernels import as_written as as_written
 from autobalance.compat.kernels import attention_order as attention_order
 from autobalance.compat.kernels import drop_library as drop_library
+from autobalance.compat.kernels import is_compiled as is_compiled
 from autobalance.compat.lightning import TrainerChoice as TrainerChoice
 from autobalance.compat.lightning import call_around_hooks as call_around_hooks
 from autobalance.compat.lightning import call_before_strategy_is_chosen as call_before_strategy_is_chosen

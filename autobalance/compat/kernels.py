@@ -1,10 +1,13 @@
-"""Private names of torch's dispatcher and of its choice between attention kernels."""
+"""Private names of torch's dispatcher, of its choice between attention kernels, and of its compiler."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend
 
 _WORDS = {
@@ -33,3 +36,16 @@ def attention_order(cudnn_first: bool) -> list[str]:
 def drop_library(library: torch.library.Library) -> None:
     """Take back what was registered through `library`."""
     library._destroy()
+
+
+def as_written() -> contextlib.AbstractContextManager[Any]:
+    """A context in which compiled functions and modules run as the user wrote them."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing the compiler takes seconds
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile(module)` or `module.compile()` was called."""
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None

@@ -133,7 +133,7 @@ def _can_cudnn(call: Attention) -> bool:
     return (
         torch.backends.cuda.cudnn_sdp_enabled()
         and not torch.are_deterministic_algorithms_enabled()
-        and bool(call.knows(table.FLASH))
+        and bool(call.knows(table.CUDNN))
         and _is_half(call)
         and _mask_fits(call)
         and (call.dropout * 16).is_integer()

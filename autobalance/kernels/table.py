@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autobalance.kernels.target import Target
+from autobalance.kernels.target import Target, TargetKind
 
 Certainty = Literal["exact", "modelled", "allowance"]
 MIB = 2**20
@@ -20,16 +20,19 @@ class Row:
         torch: the first release, as (major, minor), that has it.
         capability: the first compute capability that has it.
         below: the first compute capability that has it no longer.
+        kind: "hip" for a row that holds on AMD GPUs only; None: on all.
     """
 
     value: Any
     torch: tuple[int, int] = (0, 0)
     capability: tuple[int, int] = (0, 0)
     below: tuple[int, int] = (99, 0)
+    kind: TargetKind | None = None
 
     def holds(self, target: Target, release: tuple[int, int]) -> bool:
         """Whether the row is about this GPU and this release of torch."""
-        return self.torch <= release and self.capability <= target.capability < self.below
+        here = self.kind is None or self.kind == target.kind
+        return here and self.torch <= release and self.capability <= target.capability < self.below
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,12 @@ FLASH = Table(
 CUDNN_FIRST = Table(
     "cuDNN's attention is tried before flash",
     _TRANSFORMERS + "cuda/sdp_utils.cpp (check_prefer_cudnn_attention)",
-    (Row(False), Row(True, capability=(9, 0), below=(11, 0))),
+    (Row(False), Row(True, capability=(9, 0), below=(11, 0)), Row(False, kind="hip")),
+)
+CUDNN = Table(
+    "cuDNN's attention exists",
+    _TRANSFORMERS + "cuda/sdp_utils.cpp (check_cudnn_hardware_support, can_use_cudnn_attention)",
+    (Row(False), Row(True, capability=(8, 0), below=(12, 2)), Row(False, kind="hip")),
 )
 CUDNN_HEAD = Table(
     "largest head of cuDNN's attention",
@@ -83,12 +91,12 @@ CUDNN_HEAD = Table(
 EFFICIENT_ALIGNMENT = Table(
     "efficient attention needs heads that are a multiple of (16-bit types, 32-bit types)",
     _TRANSFORMERS + "cuda/sdp_utils.cpp (minimum_gemm_alignment)",
-    (Row((1, 1)), Row((8, 1), capability=(7, 0)), Row((8, 4), capability=(8, 0))),
+    (Row((1, 1)), Row((8, 1), capability=(7, 0)), Row((8, 4), capability=(8, 0)), Row((8, 8), kind="hip")),
 )
 EFFICIENT_GROUPED = Table(
     "efficient attention takes fewer key heads than query heads",
     _TRANSFORMERS + "cuda/mem_eff_attention/kernel_backward.h (q_heads_per_kv)",
-    (Row(False), Row(True, torch=(2, 14))),
+    (Row(False), Row(True, torch=(2, 14)), Row(False, kind="hip")),
 )
 ONE_KEY_HEAD = Table(
     "fused attention takes one key head for all query heads without enable_gqa",
@@ -140,13 +148,14 @@ EMBEDDING_BLOCKS = Table(
 CUBLAS_WORKSPACE = Table(
     "bytes of cuBLAS's workspace, one for each thread that multiplies on a device",
     "aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize)",
-    (Row(8 * MIB + MIB // 8), Row(32 * MIB, capability=(9, 0), below=(13, 0))),
+    (Row(8 * MIB + MIB // 8), Row(32 * MIB, capability=(9, 0), below=(13, 0)), Row(32 * MIB, kind="hip")),
 )
 
 TABLES = (
     BF16,
     FLASH,
     CUDNN_FIRST,
+    CUDNN,
     CUDNN_HEAD,
     EFFICIENT_ALIGNMENT,
     EFFICIENT_GROUPED,

@@ -10,6 +10,7 @@ from torch import nn
 
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import SIMULATED, Target
+from autobalance.profiling.cautions import cautions
 from autobalance.profiling.costs import build_profile
 from autobalance.profiling.lazy import learn_shapes
 from autobalance.profiling.notes import notes_of
@@ -56,6 +57,8 @@ class Profiler:
 
     def profile(self) -> Profile:
         """Trace with every block apart."""
+        for caution in cautions(self.root, self.target):
+            self._note(caution)
         traced = self._trace(lambda kind: trace_apart(self._subject(self.blocks, kind)))
         for told in notes_of(traced, self.training):
             self._note(told)

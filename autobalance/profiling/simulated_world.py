@@ -60,6 +60,7 @@ class SimulatedWorld:
             enough = backend.device_count() >= self._count
             entering.enter_context(nullcontext() if enough else simulate(self._count))
             entering.enter_context(using_ledger(self._tracer))
+            entering.enter_context(compat.as_written())
             if self._mode is not None:
                 entering.enter_context(fake_elements(self._mode, self._note))
                 if self._target.is_emulated:

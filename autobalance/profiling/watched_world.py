@@ -129,6 +129,7 @@ class WatchedWorld:
         self._stack = ExitStack()
 
     def __enter__(self) -> WatchedWorld:
+        self._stack.enter_context(compat.as_written())
         if self._mode is not None and self._known is not None:
             self._stack.enter_context(compat.foreach_on_fakes())
             self._stack.enter_context(compat.unseen_by_transformers())
