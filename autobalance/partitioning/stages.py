@@ -63,7 +63,7 @@ def _changes(timeline: Timeline, places: Sequence[int], units: int) -> Iterator[
         if here == NOWHERE:
             continue
         size = timeline.sizes[storage]
-        group = shared.get(timeline.values[storage])
+        group = shared.get(storage)
         if group is None and here == place:
             change += size if event > 0 else -size
             rise = max(rise, change)
@@ -76,7 +76,7 @@ def _changes(timeline: Timeline, places: Sequence[int], units: int) -> Iterator[
             change = size if event > 0 else -size
             rise = max(0, change)
         else:
-            yield from group.change(here, size, born=event > 0, units=units)
+            yield from group.change(storage, size, born=event > 0, units=units)
     if place != NOWHERE:
         yield _rectangle(place, units, rise, change)
 
@@ -88,42 +88,98 @@ def _rectangle(place: int, units: int, rise: int, change: int) -> _Change:
 
 
 def _shared_values(timeline: Timeline, places: Sequence[int]) -> dict[int, _SharedValue]:
+    """By storage, the tensors that it may be one with."""
+    # Storages of one value, and wholes with copies of their parts, form one cluster.
+    leaders = list(range(len(timeline.values)))
+
+    def leader(storage: int) -> int:
+        while leaders[storage] != storage:
+            leaders[storage] = leaders[leaders[storage]]
+            storage = leaders[storage]
+        return storage
+
+    first_of: dict[int, int] = {}
+    for storage, (value, place) in enumerate(zip(timeline.values, places, strict=True)):
+        if place == NOWHERE:
+            continue
+        if value >= 0:
+            leaders[leader(storage)] = leader(first_of.setdefault(value, storage))
+        whole = timeline.wholes[storage] if timeline.wholes else -1
+        if whole >= 0 and places[whole] != NOWHERE:
+            leaders[leader(storage)] = leader(whole)
     members: dict[int, list[int]] = {}
-    for value, place in zip(timeline.values, places, strict=True):
-        if value >= 0 and place != NOWHERE:
-            members.setdefault(value, []).append(place)
-    return {value: _SharedValue(found) for value, found in members.items() if len(found) > 1}
+    for storage, place in enumerate(places):
+        if place != NOWHERE:
+            members.setdefault(leader(storage), []).append(storage)
+    clusters = (_SharedValue(timeline, places, found) for found in members.values() if len(found) > 1)
+    return {storage: cluster for cluster in clusters for storage in cluster.members}
+
+
+# Rows and columns of a matrix of cells, as slices or as a mask.
+_Cells = tuple[slice, slice] | NDArray[np.bool_]
 
 
 class _SharedValue:
-    """Bytes that the storages of one value take in every stage.
+    """Bytes that storages which may be one take in every stage.
 
-    Only its own units matter: all stages that hold the same of them form one cell. Cell `[a, b]` stands for the stages
-    that hold its units `a` to `b - 1`.
+    Only their own units matter: all stages that hold the same of them form one cell. Cell `[a, b]` stands for the
+    stages that hold their units `a` to `b - 1`. In a cell, a copy of a part that lies with its whole is one with it;
+    all others are one with those of their value.
     """
 
-    def __init__(self, places: Sequence[int]) -> None:
-        self.units = sorted({place for place in places if place != EVERYWHERE})
-        cells = len(self.units) + 1
-        self.alive = np.zeros((cells, cells), dtype=np.int64)
-        self.taken = np.zeros((cells, cells), dtype=np.int64)
+    def __init__(self, timeline: Timeline, places: Sequence[int], members: Sequence[int]) -> None:
+        self.members = members
+        self.units = sorted({places[member] for member in members if places[member] != EVERYWHERE})
+        self._shape = (len(self.units) + 1, len(self.units) + 1)
+        index = {unit: at for at, unit in enumerate(self.units)}
+        spans = {
+            member: (slice(None), slice(None))
+            if places[member] == EVERYWHERE
+            else (slice(0, index[places[member]] + 1), slice(index[places[member]] + 1, None))
+            for member in members
+        }
+        # Of each storage the tensors that it is one with, and in which cells. Below 0: a tensor of one storage.
+        self._regions: dict[int, list[tuple[int, _Cells]]] = {}
+        tensors: dict[int, Matrix] = {}
+        for member in members:
+            value = timeline.values[member]
+            own = value if value >= 0 else -1 - member
+            whole = timeline.wholes[member] if timeline.wholes else -1
+            if whole not in spans:
+                self._regions[member] = [(own, spans[member])]
+                continue
+            here, there = np.zeros(self._shape, dtype=bool), np.zeros(self._shape, dtype=bool)
+            here[spans[member]] = there[spans[whole]] = True
+            of_whole = tensors.get(whole, np.full(self._shape, self._regions[whole][0][0]))
+            tensors[member] = np.where(here & there, of_whole, own)
+            found = np.unique(tensors[member][here]).tolist()
+            self._regions[member] = [(tensor, here & (tensors[member] == tensor)) for tensor in found]
+        used = {tensor for regions in self._regions.values() for tensor, _ in regions}
+        self._alive = {tensor: np.zeros(self._shape, dtype=np.int64) for tensor in used}
+        self._taken = {tensor: np.zeros(self._shape, dtype=np.int64) for tensor in used}
 
-    def change(self, place: int, size: int, *, born: bool, units: int) -> Iterator[_Change]:
-        """What the birth or death of a storage of this value changes, as rectangles of equal change."""
-        if place == EVERYWHERE:
-            cells = (slice(None), slice(None))
-        else:
-            index = self.units.index(place)
-            cells = (slice(0, index + 1), slice(index + 1, None))
-        alive, taken = self.alive[cells], self.taken[cells]
+    def change(self, storage: int, size: int, *, born: bool, units: int) -> Iterator[_Change]:
+        """What the birth or death of one of the storages changes, as rectangles of equal change."""
+        regions = self._regions[storage]
+        if len(regions) == 1 and isinstance(regions[0][1], tuple):  # most: no need to look at the other cells
+            tensor, cells = regions[0]
+            yield from self._rectangles(self._changed(tensor, cells, size, born), cells[1].start or 0, units)
+            return
+        difference = np.zeros(self._shape, dtype=np.int64)
+        for tensor, cells in regions:
+            difference[cells] = self._changed(tensor, cells, size, born)
+        yield from self._rectangles(difference, 0, units)
+
+    def _changed(self, tensor: int, cells: _Cells, size: int, born: bool) -> Matrix:
+        alive, taken = self._alive[tensor], self._taken[tensor]
         if born:
-            difference = np.where(alive == 0, size, 0)
-            alive += 1
+            changed = np.where(alive[cells] == 0, size, 0)
+            alive[cells] += 1
         else:
-            alive -= 1
-            difference = np.where(alive == 0, -taken, 0)
-        taken += difference
-        yield from self._rectangles(difference, cells[1].start or 0, units)
+            alive[cells] -= 1
+            changed = np.where(alive[cells] == 0, -taken[cells], 0)
+        taken[cells] += changed
+        return changed
 
     def _rectangles(self, difference: Matrix, shift: int, units: int) -> Iterator[_Change]:
         edges = [0, *(unit + 1 for unit in self.units), units + 1]

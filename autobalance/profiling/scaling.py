@@ -112,8 +112,11 @@ def _difference(one: Timeline, other: Timeline) -> str:
     columns = {
         "is charged to another owner": (one.owners, other.owners),
         "shares its tensor with others": (one.values, other.values),
+        "is part of another tensor": (one.wholes, other.wholes),
     }
     for what, (here, there) in columns.items():
+        if len(here) != len(there):
+            return "parts of tensors are copied"
         if here != there:
             storage = next(index for index, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
             return f"storage {storage} {what}"

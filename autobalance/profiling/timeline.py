@@ -52,6 +52,7 @@ class Timeline:
     fixed: tuple[int, ...] = field(default=(), metadata=PACKED)
     per_sample: tuple[int, ...] = field(default=(), metadata=PACKED)
     scratch: tuple[int, ...] = field(default=(), metadata=PACKED)
+    wholes: tuple[int, ...] = field(default=(), metadata=PACKED)
     emptied: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -73,6 +74,8 @@ class Timeline:
         for storage in self.scratch:
             if not 0 <= storage < count:
                 raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
+        if len(self.wholes) not in (0, count) or any(not -1 <= whole < part for part, whole in enumerate(self.wholes)):
+            raise ValueError("wholes names for every storage an earlier one, or -1, or is empty")
         self._check_events(count)
         for name, position in self.marks:
             if not 0 <= position <= len(self.events):
@@ -102,7 +105,8 @@ class Timeline:
             device_of: device index per block.
             root: device index of what the blocks do not own.
         """
-        return np.array([-1, root, *device_of], dtype=np.int64)[self._owners - HOST]
+        homes: Whole = np.array([-1, root, *device_of], dtype=np.int64)[self._owners - HOST]
+        return homes
 
     def peaks(self, homes: Sequence[int] | Whole, devices: int, start: int = 0, stop: int | None = None) -> list[int]:
         """Most bytes alive at once on each device.
@@ -161,7 +165,7 @@ class Timeline:
 
     def _changes(self, homes: Sequence[int] | Whole, last: int) -> tuple[Whole, Whole, Whole]:
         """Of the first `last` events: on which device, the change of bytes there, and of which storage."""
-        sizes, values = self._columns
+        sizes, values = self._columns[0], self._held_with(homes)
         storages, born = self._events[0][:last], self._events[1][:last]
         devices = np.asarray(homes, dtype=np.int64)[storages]
         changes, keys = np.where(born, sizes[storages], -sizes[storages]), storages.copy()
@@ -181,6 +185,24 @@ class Timeline:
         changes[order] = np.where(first, sizes[holder], np.where(holders == 0, -sizes[holder], 0))
         keys[order] = holder
         return devices, changes, keys
+
+    def _held_with(self, homes: Sequence[int] | Whole) -> Whole:
+        """Values of the storages where copies of parts are views, because they are at home with the whole."""
+        if not self._parts:
+            return self._columns[1]
+        values: Whole = self._columns[1].copy()
+        fresh = int(values.max(initial=0)) + 1
+        for part in self._parts:
+            whole = self.wholes[part]
+            if homes[part] == homes[whole]:
+                if values[whole] < 0:
+                    values[whole] = fresh + whole
+                values[part] = values[whole]
+        return values
+
+    @cached_property
+    def _parts(self) -> list[int]:
+        return [part for part, whole in enumerate(self.wholes) if whole >= 0]
 
     @cached_property
     def _events(self) -> tuple[Whole, NDArray[np.bool_]]:

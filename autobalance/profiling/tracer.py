@@ -39,6 +39,7 @@ class Tracer:
         makers: the operation that made each storage, and the shape of what it made; "" where nobody said.
         events: +(index + 1) a birth, -(index + 1) a death.
         copies: storages that were made by copying a tensor to another place.
+        wholes: by copy of a part of a storage, and by copy of such a copy: what it was copied from.
         marks: named moments, as (name, number of events before).
         emptied: numbers of events before the moments at which cached memory is given back.
     """
@@ -55,6 +56,7 @@ class Tracer:
         self.marks: list[tuple[str, int]] = []
         self.emptied: list[int] = []
         self.copies: set[int] = set()
+        self.wholes: dict[int, int] = {}
         self._live: dict[int, int] = {}
         self._next_value = 0
         self._workspaces: dict[str, int] = {}
@@ -169,7 +171,13 @@ class Tracer:
         if index is not None:
             self.kinds[index] = kind
 
-    def copied(self, copy: torch.UntypedStorage, same: list[torch.UntypedStorage], maker: str = "") -> None:
+    def copied(
+        self,
+        copy: torch.UntypedStorage,
+        same: list[torch.UntypedStorage],
+        maker: str = "",
+        source: torch.UntypedStorage | None = None,
+    ) -> None:
         """Record that a storage was made by copying a tensor to another place.
 
         Args:
@@ -177,11 +185,14 @@ class Tracer:
             maker: the operation that made the original.
             same: storages that on one device would be one with it: its source if it is a copy of the whole of it, other
                 copies of the same tensor.
+            source: the storage that was copied, in whole if it is among `same`, else in part.
         """
-        made = self.find(copy)
+        made, whole = self.find(copy), None if source is None else self.find(source)
         if made is not None:
             self.copies.add(made)
             self.makers[made] = maker
+            if whole is not None and (all(other is not source for other in same) or whole in self.wholes):
+                self.wholes[made] = whole
         self._same_value([copy, *same])
 
     def _same_value(self, storages: list[torch.UntypedStorage]) -> None:
@@ -206,6 +217,7 @@ class Tracer:
             events=tuple(self.events),
             marks=tuple(self.marks),
             fixed=tuple(self.nbytes),
+            wholes=tuple(self.wholes.get(index, -1) for index in range(len(self.sizes))) if self.wholes else (),
             scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in NO_TENSORS),
             emptied=tuple(self.emptied),
         )

@@ -23,13 +23,13 @@ class _Crossing(torch.autograd.Function):
     """A copy to another account, and of its gradient on the way back, as `.to(device)` would make."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, locator: VirtualLocator, place: int) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, locator: VirtualLocator, place: int, alone: bool) -> Tensor:
         ctx.locator, ctx.source = locator, locator.place_of(tensor)
-        return locator.copy(tensor, place)
+        return locator.copy(tensor, place, alone)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.locator.copy(gradients[0], ctx.source), None, None
+        return ctx.locator.copy(gradients[0], ctx.source), None, None, None
 
 
 class VirtualLocator:
@@ -61,29 +61,39 @@ class VirtualLocator:
         """The account of a tensor on the device."""
         return self._world.account_of(tensor)
 
-    def send(self, tensor: Tensor, place: Place) -> Tensor:
-        """A copy charged to `place`."""
+    def send(self, tensor: Tensor, place: Place, alone: bool = False) -> Tensor:
+        """A copy charged to `place`; the one that there is already, unless it is to be `alone`."""
         source = self._world.account_of(tensor)
         assert source is not None
         assert isinstance(place, int)
         self.exchanges.setdefault((source, place))
+        if alone:
+            return self._cross(tensor, place, alone)
         return self._copies.get(tensor, place, lambda: self._cross(tensor, place))
 
-    def _cross(self, tensor: Tensor, place: int) -> Tensor:
+    def _cross(self, tensor: Tensor, place: int, alone: bool = False) -> Tensor:
         if torch.is_grad_enabled() and tensor.requires_grad:
-            crossed: Tensor = _Crossing.apply(tensor, self, place)  # type: ignore[no-untyped-call]  # torch's own
+            crossed: Tensor = _Crossing.apply(tensor, self, place, alone)  # type: ignore[no-untyped-call]  # torch's own
             return crossed
-        return self.copy(tensor, place)
+        return self.copy(tensor, place, alone)
 
-    def copy(self, tensor: Tensor, place: int) -> Tensor:
-        """Copy without autograd, and tell the tracer which storages would be one on one device."""
+    def copy(self, tensor: Tensor, place: int, alone: bool = False) -> Tensor:
+        """Copy without autograd, and tell the tracer which storages would be one on one device.
+
+        Args:
+            tensor: what is copied.
+            place: for whom.
+            alone: whether the copy is shared with nobody who is given the same tensor.
+        """
         copied = self._world.copied(tensor, place)
         source, target = tensor.untyped_storage(), copied.untyped_storage()
-        if source.nbytes() == target.nbytes():
-            self._tracer.copied(target, [source], self._tracer.maker_of(source))
-        else:  # a part of a storage: its copies are one on one device, but not one with the whole
+        if alone:
+            self._tracer.copied(target, [], self._tracer.maker_of(source), source)
+        elif source.nbytes() == target.nbytes():
+            self._tracer.copied(target, [source], self._tracer.maker_of(source), source)
+        else:  # a part of a storage: its copies are one on one device, and on that of the whole a view of it
             maker = f"copy {'x'.join(map(str, copied.shape))}"
-            self._tracer.copied(target, self._other_copies(tensor, copied), maker)
+            self._tracer.copied(target, self._other_copies(tensor, copied), maker, source)
         return copied
 
     def _other_copies(self, tensor: Tensor, copied: Tensor) -> list[torch.UntypedStorage]:
@@ -98,7 +108,7 @@ class VirtualLocator:
     def send_object(self, value: Any, place: Place) -> Any:
         """Move the tensors among the attributes, as the object's own `.to` would."""
         moved = copy.copy(value)
-        mover = Mover(self, place)
+        mover = Mover(_ByItself(self), place)
         for name, item in getattr(value, "__dict__", {}).items():
             object.__setattr__(moved, name, mover.move(item))
         return moved
@@ -123,3 +133,18 @@ class VirtualLocator:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VirtualLocator:
         return self
+
+
+class _ByItself:
+    """Sends what is in an object that moves by its own `.to`, which knows nothing of copies that others were given."""
+
+    nothing_moves = False
+
+    def __init__(self, locator: VirtualLocator) -> None:
+        self._locator = locator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._locator, name)
+
+    def send(self, tensor: Tensor, place: Place) -> Tensor:
+        return self._locator.send(tensor, place, alone=True)

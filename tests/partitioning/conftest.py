@@ -13,8 +13,13 @@ from autobalance.profiling.timeline import HOST, ROOT, Timeline
 
 
 def _random_timeline(rng: random.Random, blocks: int, *, events: int = 60, views: bool = False) -> Timeline:
-    """Births and deaths in any order; a third of the storages hold a tensor that others hold as well."""
+    """Births and deaths in any order; a third of the storages hold a tensor that others hold as well.
+
+    With `views`, copies of parts of living storages, and copies of those copies, are among them.
+    """
     sizes: list[int] = []
+    wholes: list[int] = []
+    parts: dict[int, int] = {}  # value that copies of a whole's part share, by the whole
     owners: list[int] = []
     values: list[int] = []
     order: list[int] = []
@@ -26,28 +31,49 @@ def _random_timeline(rng: random.Random, blocks: int, *, events: int = 60, views
             order.append(-(storage + 1))
             continue
         value = rng.randrange(5) if rng.random() < 0.35 else -1
-        shared = value >= 0 and not views
+        whole = rng.choice(alive) if views and alive and rng.random() < 0.4 else -1
+        if whole >= 0:
+            own = wholes[whole] >= 0 and rng.random() < 0.5  # a copy of all of a part has the value of the part
+            value = values[whole] if own and values[whole] >= 0 else parts.setdefault(whole, 5 + len(parts))
+        wholes.append(whole)
+        shared = 0 <= value < 5 and not views
         sizes.append(size_of_value[value] if shared else rng.randint(1, 9))
         values.append(value)
         owners.append(rng.choice([*range(blocks), ROOT, HOST]) if rng.random() < 0.3 else rng.randrange(blocks))
         order.append(len(sizes))
         alive.append(len(sizes) - 1)
-    return Timeline(tuple(sizes), tuple(owners), tuple(values), tuple(order))
+    return Timeline(
+        tuple(sizes),
+        tuple(owners),
+        tuple(values),
+        tuple(order),
+        wholes=tuple(wholes) if max(wholes, default=-1) >= 0 else (),
+    )
 
 
 def _naive_replay(timeline: Timeline, device_of: Sequence[int], root: int, devices: int) -> list[int]:
     """Every instant looked at afresh: which tensors does the device hold, and how large is the first holder of each?"""
+
+    def home(storage: int) -> int:
+        owner = timeline.owners[storage]
+        return -1 if owner == HOST else root if owner == ROOT else device_of[owner]
+
+    def tensor_of(storage: int) -> object:
+        whole = timeline.wholes[storage] if timeline.wholes else -1
+        if whole >= 0 and home(whole) == home(storage):
+            return tensor_of(whole)
+        value = timeline.values[storage]
+        return ("shared", value) if value >= 0 else ("own", storage)
+
     peaks = [0] * devices
     for device in range(devices):
         holders: dict[object, set[int]] = {}
         size: dict[object, int] = {}
         for event in timeline.events:
             storage = abs(event) - 1
-            owner = timeline.owners[storage]
-            if owner == HOST or (root if owner == ROOT else device_of[owner]) != device:
+            if home(storage) != device:
                 continue
-            value = timeline.values[storage]
-            tensor: object = ("shared", value) if value >= 0 else ("own", storage)
+            tensor = tensor_of(storage)
             if event > 0:
                 if not holders.setdefault(tensor, set()):
                     size[tensor] = timeline.sizes[storage]

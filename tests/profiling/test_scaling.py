@@ -120,6 +120,7 @@ def test_lines_by_hand() -> None:
         (replace(timeline(1, 1), values=(-1, 0)), "storage 1 shares its tensor with others"),
         (replace(timeline(1, 1), marks=(("step 1 forward", 1),)), "its phases begin elsewhere"),
         (replace(timeline(1, 1), scratch=(1,)), "kernels take other scratch memory"),
+        (replace(timeline(1, 1), wholes=(-1, 0)), "parts of tensors are copied"),
         (timeline(1, 2), "storage 1 does not grow evenly: 1 bytes with 4 samples, 2 bytes with 8 samples"),
     ],
 )

@@ -65,7 +65,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @cache
 def profile_of(depth: int, optimizer: str, precision: str = "32-true", recompute: bool = False) -> Profile:
-    model = Stack(depth, recompute)
+    return profile_of_model(Stack(depth, recompute), optimizer, precision)
+
+
+def profile_of_model(model: nn.Module, optimizer: str, precision: str = "32-true") -> Profile:
     trial = PlainTrial(OPTIMIZERS[optimizer], lambda module, tokens: module(tokens).sum(), precision)
     return Profiler(
         model, find_blocks(model), trial, [Batch("batch", "train", torch.zeros(2, TIME, dtype=torch.long))]
@@ -75,6 +78,26 @@ def profile_of(depth: int, optimizer: str, precision: str = "32-true", recompute
 def memory_of(profile: Profile) -> list[BlockCost]:
     """Rows but for the share of the optimizer's time, in which launches for all blocks are divided among them."""
     return [replace(block, optimizer_time=0.0) for block in profile.blocks]
+
+
+class Halves(Layer):
+    """Gives on its output as two halves, each of which the next one is given by itself."""
+
+    def forward(self, x: Tensor, mask: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        left, right = super().forward(x if other is None else torch.cat([x, other], -1), mask).chunk(2, -1)
+        return left, right
+
+
+class StackOfHalves(Stack):
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self.layers = nn.ModuleList(Halves() for _ in range(depth))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        halves: tuple[Tensor, ...] = (self.embed(tokens) * self.scale).chunk(2, -1)
+        for layer in self.layers:
+            halves = layer(halves[0], self.mask, halves[1])
+        return self.head(torch.cat(halves, -1))
 
 
 RUNS = [
@@ -104,6 +127,16 @@ def test_a_spliced_profile_equals_the_trace_of_the_deep_model(optimizer: str, pr
     draw = random.Random(0)
     for _ in range(20):
         where = [draw.randrange(3) for _ in range(count)]
+        assert replay(spliced.timeline, where, where[-1], 3) == replay(deep.timeline, where, where[-1], 3)
+
+
+def test_copies_of_parts_stay_views_of_what_they_are_parts_of() -> None:
+    deep = profile_of_model(StackOfHalves(8), "AdamW foreach")
+    spliced = repeated(profile_of_model(StackOfHalves(4), "AdamW foreach"), "layers.1", 4)
+    assert max(spliced.timeline.wholes) >= 0
+    draw = random.Random(0)
+    for _ in range(60):
+        where = [draw.randrange(3) for _ in deep.blocks]
         assert replay(spliced.timeline, where, where[-1], 3) == replay(deep.timeline, where, where[-1], 3)
 
 
@@ -175,9 +208,6 @@ class Tied(Stack):
     ("model", "text"), [(Summed, "shares a tensor with|nothing like it"), (Tied, "share a device")]
 )
 def test_layers_that_reach_beyond_their_neighbours_are_refused(model: Any, text: str) -> None:
-    made = model(5)
-    trial = PlainTrial(OPTIMIZERS["SGD"], lambda module, tokens: module(tokens).sum())
-    batch = [Batch("batch", "train", torch.zeros(2, TIME, dtype=torch.long))]
-    profile = Profiler(made, find_blocks(made), trial, batch).profile()
+    profile = profile_of_model(model(5), "SGD")
     with pytest.raises(ValueError, match=text):
         repeated(profile, "layers.2", 3)

@@ -177,3 +177,21 @@ def test_devices_are_asked_to_give_cached_memory_back_where_it_was_emptied() -> 
 def test_emptied_speaks_of_events_that_exist() -> None:
     with pytest.raises(ValueError, match=r"emptied=\(3,\) speaks of events, but there are 2"):
         Timeline((512,), (0,), (-1,), (1, -1), emptied=(3,))
+
+
+def test_a_copy_of_a_part_is_a_view_where_the_whole_is_and_a_storage_of_its_own_elsewhere() -> None:
+    # Blocks 1 and 2 are given one part of block 0's 10 bytes, which then dies; block 3 a copy of block 1's copy.
+    timeline = Timeline(
+        sizes=(10, 4, 4, 4),
+        owners=(0, 1, 2, 3),
+        values=(-1, 0, 0, 0),
+        events=(1, 2, 3, 4, -1),
+        wholes=(-1, 0, 0, 1),
+    )
+    assert timeline.peaks([0, 0, 1, 0], 2) == [10, 4]
+    assert timeline.peaks([0, 0, 1, 0], 2, start=5) == [10, 4]  # the view keeps the whole
+    assert timeline.peaks([0, 1, 1, 1], 2, start=5) == [0, 4]  # one copy for all three
+    assert timeline.peaks([0, 1, 0, 0], 2, start=5) == [14, 4]  # block 3's comes back from device 1
+    assert timeline.requests([0, 0, 1, 0], 2) == [[(0, 10)], [(2, 4)]]
+    with pytest.raises(ValueError, match="wholes names for every storage an earlier one, or -1"):
+        Timeline((1,), (0,), (-1,), (1,), wholes=(0,))
