@@ -178,8 +178,17 @@ def _convolution_backward(args: Any, results: Any) -> int:
     if of_weight is not None:
         second = output + _blocked_source(source, weight, transposed) + blocked - weight.nbytes
         if source.dtype is not torch.float32:
-            second += weight.numel() * 4  # sums are taken in float32
+            second += _sums_in_float32(gradient, source, weight)
+        second = max(second, blocked)  # what oneDNN made, until it is copied to what torch returns
     return max(first, second, 0)
+
+
+def _sums_in_float32(gradient: Tensor, source: Tensor, weight: Tensor) -> int:
+    """Of products in 16 bits, and one image of both operands, transposed, for each thread (oneDNN's
+    src/cpu/x64/jit_avx512_core_bf16_conv_kernel.cpp, init_scratchpad)."""
+    images = int(source.shape[0])
+    threads = min(torch.get_num_threads(), images)
+    return int(weight.numel()) * 4 + (int(source.nbytes) + int(gradient.nbytes)) // images * threads
 
 
 def _uses_onednn(source: Tensor, weight: Tensor, stride: Any, dilation: Any, groups: int) -> bool:

@@ -252,12 +252,13 @@ def test_workspace_of_an_lstm_is_as_large_as_the_kernels(
 @onednn
 @pytest.mark.parametrize(
     ("channels", "out", "kernel", "stride", "batch"),
-    [(32, 32, 3, 1, 4), (3, 32, 3, 1, 4), (3, 64, 7, 2, 8), (32, 64, 1, 1, 16), (32, 64, 1, 1, 4)],
+    [(32, 32, 3, 1, 4), (3, 32, 3, 1, 4), (3, 64, 7, 2, 8), (32, 64, 1, 1, 16), (32, 64, 1, 1, 4), (128, 128, 3, 1, 2)],
 )
 def test_scratch_of_a_convolution_is_what_the_kernel_takes(
     channels: int, out: int, kernel: int, stride: int, batch: int
 ) -> None:
-    image, weight = torch.randn(batch, channels, 16, 16), torch.randn(out, channels, kernel, kernel)
+    image = torch.randn(batch, channels, *[4 if channels == 128 else 16] * 2)  # a large weight outgrows small images
+    weight = torch.randn(out, channels, kernel, kernel)
     shape = ([stride, stride], [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
     forward = (image, weight, None, *shape)
     made = torch.ops.aten.convolution(*forward)
