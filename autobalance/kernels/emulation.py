@@ -116,5 +116,17 @@ EMULATED: dict[Any, Callable[..., Any]] = {
 ELSEWHERE = recurrent.EMULATED
 """The same for operations that torch takes to the right kernel by itself where tensors say that they are on CUDA."""
 
-STANDING_IN = {**norms.STANDING_IN, **recurrent.STANDING_IN}
+
+def _on_fakes(func: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel for fakes, the operator's own for real numbers."""
+
+    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (kernel if compat.is_fake(first) else func)(first, *args, **kwargs)
+
+    return run
+
+
+STANDING_IN = {
+    func: _on_fakes(func, kernel) for func, kernel in (*norms.STANDING_IN.items(), *recurrent.STANDING_IN.items())
+}
 """Operators, and kernels on the elements of simulated tensors that leave what a GPU's leave."""
