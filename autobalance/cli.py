@@ -1,4 +1,4 @@
-"""The command line: `autobalance demo | profile | plan | compare`."""
+"""The command line: `autobalance demo | profile | plan | compare | calibrate`."""
 
 from __future__ import annotations
 
@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--measure", metavar="DEVICE", help='run every block on this device, such as "cuda:0"')
     profile.add_argument("-o", "--output", type=Path, help="save the profile in this file, as JSON")
     profile.set_defaults(run=_profile)
+
+    calibrate = commands.add_parser("calibrate", help="measure the devices of this machine once, about a minute each")
+    calibrate.add_argument("devices", nargs="*", help='such as "cuda:0"; default: all GPUs')
+    calibrate.add_argument("--force", action="store_true", help="measure again what is known")
+    calibrate.set_defaults(run=_calibrate)
 
     plan = commands.add_parser("plan", help="the best split of a profiled model")
     _add_profile_and_devices(plan)
@@ -143,6 +148,16 @@ def _profile(options: argparse.Namespace) -> None:
     if options.output is not None:
         profile.save(options.output)
         print(f"Saved in {options.output}. Next: autobalance plan {options.output} 4x24GiB")
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from autobalance.devices.calibration import cache_directory, calibrate
+    from autobalance.report.render import render
+    from autobalance.report.tables import calibration_table
+
+    names = options.devices or None
+    print(render(calibration_table(calibrate(names, options.force))))
+    print(f"Kept in {cache_directory()}, for profiles and plans on this machine.")
 
 
 def _plan(options: argparse.Namespace) -> None:

@@ -192,3 +192,14 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"autobalance {autobalance.__version__}\n"
+
+
+def test_calibrate_measures_and_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOBALANCE_CACHE", str(tmp_path / "cache"))
+    with autobalance.simulate(1):
+        text = run(capsys, "calibrate", "simulated:0")
+    assert "simulated" in text
+    assert "GB/s" in text
+    assert list((tmp_path / "cache").glob("calibration-*.json"))

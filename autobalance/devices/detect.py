@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from autobalance.devices.calibration import known_calibration
 from autobalance.devices.device import PLAIN_BANDWIDTH, PLAIN_FLOPS, PLAIN_LINK, Device
 from autobalance.devices.table import recognise
 
@@ -50,9 +51,15 @@ def _detect(index: int) -> Device:
     cache = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
     name = torch.cuda.get_device_name(index)
     gpu = recognise(name)
+    measured = known_calibration(f"cuda:{index}")
+    if measured is not None and measured.flops and measured.bandwidth:
+        link = min(measured.links.values(), default=gpu.link if gpu is not None else PLAIN_LINK)
+        flops = measured.flops.get("float32", max(measured.flops.values()))
+        return Device(f"cuda:{index}", free + cache, flops, measured.bandwidth, link, real=True)
     if gpu is None:
         warnings.warn(
-            f"cuda:{index} is a {name}, whose speed autobalance does not know; predicted times assume a middling GPU",
+            f"cuda:{index} is a {name}, whose speed autobalance does not know; predicted times assume a middling GPU "
+            f"until `autobalance calibrate` has measured it",
             stacklevel=3,
         )
         return Device(f"cuda:{index}", free + cache, PLAIN_FLOPS, PLAIN_BANDWIDTH, PLAIN_LINK, real=True)

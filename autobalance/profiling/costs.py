@@ -13,7 +13,7 @@ from autobalance.blocks import Blocks
 from autobalance.profiling.holders import at_peak
 from autobalance.profiling.lazy import with_shape
 from autobalance.profiling.profile import BlockCost, Profile
-from autobalance.profiling.roofline import Work, reference_rates, seconds
+from autobalance.profiling.roofline import Rates, Work, seconds
 from autobalance.profiling.timeline import ROOT, Timeline
 from autobalance.profiling.traced import ROOT_ACCOUNT, Traced
 from autobalance.profiling.work import Phase
@@ -27,6 +27,7 @@ def build_profile(
     training: bool,
     precision: str,
     target: str,
+    rates: Rates,
     notes: Sequence[str],
 ) -> Profile:
     """Turn a trace with every block apart into a profile in call order.
@@ -38,6 +39,7 @@ def build_profile(
         training: whether it trained.
         precision: as Lightning names it.
         target: whose kernels were counted.
+        rates: how fast it works.
         notes: what a reader should know.
 
     Returns:
@@ -52,7 +54,7 @@ def build_profile(
     owner_of = {account: ROOT if owner == ROOT else position[owner] for account, owner in owners.items()}
     timeline = traced.tracer.timeline(owner_of)
     names = [blocks.names[block] for block in order]
-    rows = _rows(timeline, traced, owner_of, names, blocks, order, target)
+    rows = _rows(timeline, traced, owner_of, names, blocks, order, rates)
     holders, parts = at_peak(
         timeline, [(row.name, row.kind) for row in rows], traced.tracer.kinds, traced.tracer.makers
     )
@@ -156,7 +158,7 @@ def _rows(
     names: Sequence[str],
     blocks: Blocks,
     order: Sequence[int],
-    target: str,
+    rates: Rates,
 ) -> tuple[BlockCost, ...]:
     count = len(names)
     forward, backward, stop = _last_step(timeline)
@@ -170,14 +172,13 @@ def _rows(
             saved[row] += timeline.sizes[storage]
     for storage in ahead.born:
         owner = timeline.owners[storage]
-        if owner >= 0 and timeline.values[storage] >= 0 and storage in traced.tracer.copies:
+        if owner >= 0 and storage in traced.tracer.copies:
             inputs[owner] += timeline.sizes[storage]
     for storage in walk(timeline, count, stop, len(timeline.events)).before | back.after:
         row = _row(timeline.owners[storage], count)
         if row is not None and kinds[storage] in static:
             static[kinds[storage]][row] += timeline.sizes[storage]
     steps = max(1, sum(name.endswith(" forward") for name, _ in timeline.marks))
-    rates = reference_rates(target)
     forward_work = _work_of_a_step(traced, "forward", owner_of, count, steps)
     backward_work = _work_of_a_step(traced, "backward", owner_of, count, steps)
     # An operation on the tensors of all blocks at once is charged to one of them: share it out by what is updated.

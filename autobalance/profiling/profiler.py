@@ -16,6 +16,7 @@ from autobalance.profiling.lazy import learn_shapes
 from autobalance.profiling.notes import notes_of
 from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.profile import Profile
+from autobalance.profiling.rates import rates_for
 from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed
 from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, Trial
@@ -69,6 +70,7 @@ class Profiler:
             training=self.training,
             precision=self.trial.precision,
             target=self.target.name,
+            rates=rates_for(self.target),
             notes=self.notes,
         )
 

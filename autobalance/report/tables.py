@@ -9,6 +9,7 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
+from autobalance.devices.calibration import Calibration
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.report.grid import add_line, grid
@@ -134,6 +135,26 @@ def _below_profile(profile: Profile) -> list[str]:
     if profile.parts.exact:
         lines.append(certainty(profile))
     return [*lines, *surprises(profile), *profile.notes]
+
+
+def calibration_table(calibrations: Sequence[Calibration]) -> Group:
+    """What was measured on devices, one line for each kind.
+
+    Example:
+        >>> rich.print(calibration_table(calibrate()))
+    """
+    kinds = sorted({kind for calibration in calibrations for kind in calibration.flops})
+    table = grid(left=("device",), right=("context", "workspaces", *(f"{kind} TFLOP/s" for kind in kinds), "GB/s"))
+    for calibration in {each.identity: each for each in calibrations}.values():
+        add_line(
+            table,
+            calibration.identity.name,
+            format_size(calibration.context),
+            format_size(calibration.workspaces),
+            *(f"{calibration.flops.get(kind, 0) / 1e12:.3g}" for kind in kinds),
+            f"{calibration.bandwidth / 1e9:.3g}",
+        )
+    return Group(table)
 
 
 def _milliseconds(rows: Sequence[BlockCost]) -> tuple[str, str]:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autobalance.devices import detect
+from autobalance.devices.calibration import Calibration, Identity
 from autobalance.devices.detect import detect_devices
 from autobalance.devices.words import parse_devices
 
@@ -26,6 +28,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: reserved[index])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: allocated[index])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(detect, "known_calibration", lambda device: None)
 
 
 def test_own_cache_counts_as_free_and_what_others_hold_as_used(two_gpus: None) -> None:
@@ -47,6 +50,15 @@ def test_an_unknown_card_is_said_once_in_words(two_gpus: None, monkeypatch: pyte
     with pytest.warns(UserWarning, match="cuda:0 is a Some Card, whose speed autobalance does not know"):
         (device,) = detect_devices([0])
     assert device.capacity == 78 * GIB
+
+
+def test_a_calibrated_card_is_as_fast_as_it_was_measured(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Calibration(
+        Identity("any", "1", "2", "3"), flops={"float32": 1.5e13}, bandwidth=1.7e12, links={"0>1": 9e10, "1>0": 8e10}
+    )
+    monkeypatch.setattr(detect, "known_calibration", lambda device: measured)
+    device = detect_devices([0])[0]
+    assert (device.flops, device.bandwidth, device.link) == (1.5e13, 1.7e12, 8e10)
 
 
 def test_without_a_gpu_the_error_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from autobalance.devices.calibration import Calibration, Identity
+from autobalance.kernels.target import Target, find_target
+from autobalance.profiling import rates
+from autobalance.profiling.rates import rates_for
+
+MEASURED = Calibration(Identity("my card", "1", "2", "3"), flops={"float32": 9e12}, bandwidth=7e11, launch_time=8e-6)
+
+
+def test_what_was_measured_on_the_gpu_here_replaces_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Target("cuda", "A100-40GB", (8, 0))
+    monkeypatch.setattr(rates, "present_gpu", lambda: card)
+    monkeypatch.setattr(rates, "known_calibration", lambda device: MEASURED)
+    found = rates_for(card)
+    assert (found.flops["float32"], found.bandwidth, found.launch_time) == (9e12, 7e11, 8e-6)
+    assert found.flops["bfloat16"] == 312e12  # not measured: NVIDIA A100 data sheet
+
+
+def test_a_gpu_that_is_not_here_has_the_rates_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "present_gpu", lambda: Target("cuda", "A100-40GB", (8, 0)))
+    monkeypatch.setattr(rates, "known_calibration", lambda device: MEASURED)
+    assert rates_for(find_target("H100-80GB")).bandwidth == 3350e9
+    assert rates_for(find_target("simulated")).bandwidth == 1555e9
