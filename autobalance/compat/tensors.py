@@ -152,10 +152,11 @@ def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
     Quantised weights are of that kind: their numbers and scales are tensors inside.
     """
-    if not _python_dispatch.is_traceable_wrapper_subclass(tensor):
+    subclass: Any = tensor
+    if not _python_dispatch.is_traceable_wrapper_subclass(subclass):
         return {}
-    names, _ = tensor.__tensor_flatten__()
-    return {name: getattr(tensor, name) for name in names}
+    names, _ = subclass.__tensor_flatten__()
+    return {name: getattr(subclass, name) for name in names}
 
 
 def rebuilt(tensor: torch.Tensor, parts: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -70,7 +70,7 @@ def _described(module: nn.Module) -> Quantized | None:
 
 
 def _four_bits(module: nn.Module, weight: Any) -> Quantized:
-    state = getattr(weight, "quant_state", None)
+    state: Any = getattr(weight, "quant_state", None)
     is_packed = state is not None
     rows, columns = state.shape if is_packed else weight.shape
     count = rows * columns

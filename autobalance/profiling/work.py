@@ -65,7 +65,8 @@ def _arithmetic(func: Any, args: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     if dtype is torch.float32:
         convolution = "conv" in func.__name__
-        setting: Any = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+        backends: Any = torch.backends  # torch declares no types for the settings of operators
+        setting = backends.cudnn.conv if convolution else backends.cuda.matmul
         return "tf32" if setting.fp32_precision == "tf32" else name
     return name
 
