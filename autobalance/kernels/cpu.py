@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autobalance.simulated.results import AS_ON_CUDA
+
 _aten = torch.ops.aten
 
 _PAGE = 4096
@@ -39,24 +41,23 @@ def carry_out(func: Any, args: Any, kwargs: Any) -> Any:
     """
     if func is _aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
         return _grouped(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))
+    if func in _LOSSES:
+        return AS_ON_CUDA[func](*args, **kwargs)
     result = func(*args, **kwargs)
-    if func in _REDUCED_IN_PLACE:
-        return _with_room_of_all(func, args, kwargs, result)
     if func is _aten.mkldnn_rnn_layer.default and args[14]:
         return (*result[:3], result[3].new_empty(recurrent_workspace(args[0], args[5].shape[-1], args[9])))
     return result
 
 
-_REDUCED_IN_PLACE = frozenset((_aten.mse_loss.default, _aten.smooth_l1_loss.default))
-
-
-def _with_room_of_all(func: Any, args: Any, kwargs: Any, result: Tensor) -> Tensor:
-    """A reduced loss in the memory of the losses of all elements, which its kernel takes for it at first
-    (aten/src/ATen/native/Loss.cpp, TORCH_META_FUNC(mse_loss))."""
-    if result.dim():
-        return result
-    whole = result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
-    return whole.resize_(())
+_LOSSES = frozenset(
+    (
+        _aten.mse_loss.default,
+        _aten.smooth_l1_loss.default,
+        _aten.binary_cross_entropy.default,
+        _aten.soft_margin_loss.default,
+    )
+)
+"""Reduced losses stay in the memory of the losses of all elements, as they do on CUDA."""
 
 
 def _grouped(left: Tensor, right: Tensor, ends: Tensor | None) -> Tensor:
@@ -131,8 +132,8 @@ def _recurrent(args: Any, results: Any) -> int:
 
 
 def _recurrent_backward(args: Any, results: Any) -> int:
-    """The same, both of the weights' gradients in oneDNN's layout, and the output's gradient: as rows, and in 16 bits in
-    float32 too (aten/src/ATen/native/mkldnn/RNN.cpp, mkldnn_rnn_layer_backward)."""
+    """The same, both of the weights' gradients in oneDNN's layout, and the output's gradient: as rows, and in 16 bits
+    in float32 too (aten/src/ATen/native/mkldnn/RNN.cpp, mkldnn_rnn_layer_backward)."""
     source, width, kind, gradient = args[0], int(args[5].shape[-1]), args[14], args[10]
     features, gates = int(source.shape[-1]), _GATES[kind] * width
     taken = (features + width) * _leading(gates, 4) * 4

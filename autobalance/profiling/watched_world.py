@@ -22,6 +22,7 @@ from autobalance.profiling.known_values import KnownValues
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
+from autobalance.simulated.results import AS_ON_CUDA
 
 
 class Watch(TorchDispatchMode):
@@ -124,8 +125,8 @@ class WatchedWorld:
         self._mode = compat.make_fake_mode(allow_non_fake_inputs=True) if kind == "fake" else None
         self._known = KnownValues(self._mode, note) if self._mode is not None else None
         accounts = {device: account for account, device in enumerate(devices)}
-        sizes_are_the_cpus = self._mode is not None and target.kind == "cpu"
-        self._watch = Watch(tracer, accounts, observe, cpu.carry_out if sizes_are_the_cpus else _carry_out)
+        carry_out = cpu.carry_out if target.kind == "cpu" else _as_on_cuda
+        self._watch = Watch(tracer, accounts, observe, carry_out if kind == "fake" else _as_it_is)
         self._stack = ExitStack()
 
     def __enter__(self) -> WatchedWorld:
@@ -206,5 +207,10 @@ class WatchedWorld:
         return copied
 
 
-def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
+def _as_on_cuda(func: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out an operation on fakes, with the storages that CUDA's kernels leave."""
+    return AS_ON_CUDA.get(func, func)(*args, **kwargs)
+
+
+def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)

@@ -22,13 +22,8 @@ _aten = torch.ops.aten
 
 def register() -> None:
     """Let the operators of this module be carried out by kernels that leave what CUDA's leave."""
-    for func, computed in COMPUTED_IN_PLACE.items():
-        emulate(func, _leaving_storage(func, computed))
-    emulate(_aten._embedding_bag.default, _embedding_bag)
-    emulate(_aten._embedding_bag_forward_only.default, _embedding_bag_forward_only)
-    emulate(_aten.max_unpool2d.default, _max_unpool2d)
-    emulate(_aten._ctc_loss.default, _ctc_loss)
-    emulate(_aten._grouped_mm.default, _grouped_mm)
+    for func, kernel in AS_ON_CUDA.items():
+        emulate(func, kernel)
     carry_out(_aten._ctc_loss.Tensor, _ctc_loss_of_tensors)
     carry_out(_aten.lift_fresh.default, _lift_fresh)
 
@@ -102,6 +97,17 @@ def _grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, *res
     if left.dim() == right.dim():
         groups = left.shape[:1] if offsets is None else offsets.shape
     return left.new_empty((*groups, left.shape[-2], right.shape[-1]))
+
+
+AS_ON_CUDA: dict[Any, Callable[..., Any]] = {
+    **{func: _leaving_storage(func, computed) for func, computed in COMPUTED_IN_PLACE.items()},
+    _aten._embedding_bag.default: _embedding_bag,
+    _aten._embedding_bag_forward_only.default: _embedding_bag_forward_only,
+    _aten.max_unpool2d.default: _max_unpool2d,
+    _aten._ctc_loss.default: _ctc_loss,
+    _aten._grouped_mm.default: _grouped_mm,
+}
+"""Operators, and kernels on elements that leave what CUDA's leave."""
 
 
 def _ctc_loss_of_tensors(func: Any, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import autobalance
@@ -288,14 +289,15 @@ def _scratch(run: Callable[[], Any]) -> int:
     return counted.peaks["call"] - sum(result.nbytes for result in made if result is not None)
 
 
-def test_reduced_loss_holds_as_much_as_the_losses_of_all_elements() -> None:
-    value = torch.randn(8, 16)
-    for loss in (F.mse_loss, F.smooth_l1_loss):
-        real = loss(value, value)
-        func = {F.mse_loss: torch.ops.aten.mse_loss, F.smooth_l1_loss: torch.ops.aten.smooth_l1_loss}[loss].default
-        fake = cpu.carry_out(func, (value.to("meta"), value.to("meta")), {})
-        assert fake.shape == real.shape == ()
-        assert fake.untyped_storage().nbytes() == real.untyped_storage().nbytes() == value.nbytes
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"])
+def test_reduced_loss_holds_as_much_as_the_losses_of_all_elements(name: str) -> None:
+    value = torch.rand(8, 16)
+    real = getattr(F, name)(value, value)
+    with FakeTensorMode():
+        fakes = torch.empty(8, 16), torch.empty(8, 16)
+        fake = cpu.carry_out(getattr(torch.ops.aten, name).default, fakes, {})
+    assert fake.shape == real.shape == ()
+    assert fake.untyped_storage().nbytes() == real.untyped_storage().nbytes() == value.nbytes
 
 
 @pytest.mark.parametrize("columns", [8, 6])
