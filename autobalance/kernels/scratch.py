@@ -61,7 +61,9 @@ def taken_inside(func: Any, args: Any, kwargs: Any, result: Any, target: Target)
         calls = convolution.forward(target, result, *args, **kwargs)
     elif func is _aten.convolution_backward.default:
         calls = convolution.backward(target, *args, **kwargs)
-    kept = workspaces.kept_by(func, compat.in_backward(), target, release())
+    kept: tuple[tuple[str, int], ...] = ()
+    if func in workspaces.MULTIPLYING:
+        kept = workspaces.kept_by(func, compat.in_backward(), target, release())
     return Taken(transient, kept, func in ALLOWED, calls) if transient or kept or calls else NOTHING
 
 
