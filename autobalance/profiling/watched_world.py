@@ -22,6 +22,7 @@ from autobalance.profiling.known_values import KnownValues
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
+from autobalance.simulated.elements import is_small
 from autobalance.simulated.results import AS_ON_CUDA
 
 
@@ -187,8 +188,12 @@ class WatchedWorld:
 
     def on_host(self, tensor: Tensor) -> Tensor:
         """The trial's own tensor for one that stays on the host, which may be a device of the trial itself."""
-        if self._mode is not None and self.devices[0].type == "cpu":
-            return self.on_device(tensor, 0, self.current_account or 0)
+        if self._mode is not None and self._known is not None and self.devices[0].type == "cpu":
+            made = self.on_device(tensor, 0, self.current_account or 0)
+            if tensor.device.type != "meta" and is_small(tensor):
+                with compat.modes_disabled():
+                    self._known.remember(made, tensor.detach().cpu().clone())
+            return made
         with compat.modes_disabled():
             return on_host(tensor)
 

@@ -79,6 +79,20 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+class Quantized(nn.Module):
+    """Weights in 8 bits with a trained scale, and a plain attribute that decides on a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.Parameter(torch.zeros(WIDTH, WIDTH, dtype=torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(WIDTH, 1))
+        self.kept = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.kept.any()
+        return F.linear(x, self.packed.to(x.dtype) * self.scale)
+
+
 class Experts(nn.Module):
     """Each row goes to the expert that scores it highest, which only real numbers tell."""
 
@@ -122,7 +136,7 @@ class Training:
         model = self.make()
         if precision == "bf16-true":
             model = model.bfloat16()
-        optimizer = self.optimizer(model.parameters())
+        optimizer = self.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
         scaler = torch.amp.GradScaler("cpu", enabled=precision == "16-mixed")
         accumulate = self.options.get("accumulate", 1)
         for number in range(1, steps + 1):
@@ -185,6 +199,8 @@ TRAININGS = {
     "clipping": Training(Perceptron, rows, square, momentum, {"clip": 1.0}),
     "checkpoint": Training(partial(Perceptron, False), rows, square),
     "checkpoint, reentrant": Training(partial(Perceptron, True), rows, square),
+    "8-bit weights": Training(Quantized, rows, square),
+    "8-bit weights, half precision": Training(Quantized, rows, square, options={"precision": "bf16-true"}),
     "attention": Training(Attention, words, entropy),
     "attention, autocast": Training(Attention, words, entropy, options={"precision": "bf16-mixed"}),
     "convolutions": Training(Convolutional, images, entropy),
