@@ -35,6 +35,9 @@ LOSSES: dict[str, Operation] = {
 OTHERS: dict[str, Operation] = {
     "unfold": lambda x, y: F.unfold(x[None, None], 9),
     "fold": lambda x, y: F.fold(x.reshape(1, 4, -1), (32, 32), 2, stride=2),
+    "product of groups of rows": lambda x, y: F.grouped_mm(
+        x, y.view(2, 8, 64).transpose(1, 2), offs=torch.tensor([4, 16], dtype=torch.int32, device=x.device)
+    ).square(),
     "embedding bag": lambda x, y: F.embedding_bag(y.argsort(1)[:, :128], torch.cat([x, y]).t()),
     "embedding bag that knows its end": lambda x, y: F.embedding_bag(
         torch.arange(32, device=x.device) % 16, x, torch.arange(0, 33, 8, device=x.device), include_last_offset=True
