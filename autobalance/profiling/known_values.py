@@ -94,11 +94,16 @@ class KnownValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = list(tensors_in((args, kwargs)))
         if func in _NUMBER:
-            return self._number(func, operands[0])
-        if func in OVERWRITES or func in READS_SHAPES_ONLY:
-            self._make_irrelevant_known(args[0])
+            return self._number(func, args[0])
+        made_up = (func in OVERWRITES or func in READS_SHAPES_ONLY) and self._make_up(args[0])
+        result = self._carry_out(func, args, kwargs)
+        if made_up and func in READS_SHAPES_ONLY:
+            self._values.pop(args[0], None)
+        return result
+
+    def _carry_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        operands = list(tensors_in((args, kwargs)))
         known = torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.__name__
         known = known and all(self.value_of(operand) is not None for operand in operands)
         guessed = known and any(map(self._is_guessed, operands))
@@ -121,11 +126,13 @@ class KnownValues(TorchDispatchMode):
                     self.remember(fake, value, guessed=True)
         return result
 
-    def _make_irrelevant_known(self, operand: Tensor) -> None:
-        """Give an unknown operand numbers that the result does not depend on."""
-        if self.value_of(operand) is None and is_small(operand):
-            with compat.modes_disabled():
-                self.remember(operand, torch.zeros(operand.shape, dtype=operand.dtype))
+    def _make_up(self, operand: Tensor) -> bool:
+        """Give an unknown operand numbers that the result does not depend on; whether that was needed."""
+        if self.value_of(operand) is not None or not is_small(operand):
+            return False
+        with compat.modes_disabled():
+            self.remember(operand, torch.zeros(operand.shape, dtype=operand.dtype))
+        return True
 
     def _number(self, func: Any, tensor: Tensor) -> Any:
         known = self.value_of(tensor)

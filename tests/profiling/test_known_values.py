@@ -94,7 +94,10 @@ def test_writing_something_unknown_forgets_all_views_of_it() -> None:
 
 def test_shape_of_something_unknown_is_enough_for_zeros() -> None:
     with knowing() as fake:
-        assert torch.zeros_like(fake(VALUES).long()).sum().item() == 0
+        unknown = fake(VALUES).long()
+        assert torch.zeros_like(unknown).sum().item() == 0
+        with pytest.raises(RuntimeError):
+            unknown.sum().item()
 
 
 def test_number_that_nobody_knows_is_one_and_noted() -> None:
