@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,11 +133,15 @@ def forward_in_parts(call: Call, count: int, forward: Callable[[Call], Any]) -> 
     size = batch_size(call)
     if count >= size:
         return forward(call)
-    parts = [forward(sliced(call, start, min(size, start + count))) for start in range(0, size, count)]
+    bounds = [(start, min(size, start + count)) for start in range(0, size, count)]
+    parts = [forward(sliced(call, start, stop)) for start, stop in bounds]
     columns = [all_tensors(part) for part in parts]
-    whole = iter([_joined(pieces, count) for pieces in zip(*columns, strict=True)])
+    rows = [stop - start for start, stop in bounds]
+    whole = iter([_joined(pieces, rows) for pieces in zip(*columns, strict=True)])
     return Mover(Courier(lambda tensor: next(whole)), "whole").move(parts[0])
 
 
-def _joined(pieces: tuple[Tensor, ...], count: int) -> Tensor:
-    return torch.cat(pieces) if pieces[0].dim() and len(pieces[0]) == count else pieces[0]
+def _joined(pieces: tuple[Tensor, ...], rows: Sequence[int]) -> Tensor:
+    """Pieces with a row for each sample one after the other; of what has none, the first."""
+    has_rows = all(piece.dim() and len(piece) == count for piece, count in zip(pieces, rows, strict=True))
+    return torch.cat(pieces) if has_rows else pieces[0]
