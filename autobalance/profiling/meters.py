@@ -80,6 +80,8 @@ class BackendMeter:
         self.device = device
         self.granule = GRANULE
         self._backend: Any = torch.get_device_module(device)
+        if device.type == "cuda":
+            torch.cuda.init()  # from here on its random state can be kept
 
     def watching(self) -> AbstractContextManager[Any]:
         """The backend counts always."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -190,7 +190,7 @@ class Visit:
             saving: whether for a backward.
         """
         call = replace(self._call, grad=self._call.grad and saving)
-        with call.modes(self._device.type):
+        with call.modes(self._device.type), _current(self._device):
             inner = vars(self._module).get(call.name)
             self._output = run_method(self._module, call.name, inner, self._args, self._kwargs)
         differentiable = [tensor for tensor in all_tensors(self._output) if tensor.requires_grad]
@@ -250,7 +250,16 @@ class Visit:
         """Run backward from ones, where there is anything to differentiate."""
         loss, self._loss = self._loss, None
         if loss is not None:
-            torch.autograd.backward(loss, torch.empty_like(loss))
+            with _current(self._device):
+                torch.autograd.backward(loss, torch.empty_like(loss))
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device the current one, on which kernels land that are launched past torch."""
+    if device.type == "cpu":
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
+    return context
 
 
 class _Entry:

@@ -242,6 +242,15 @@ def test_devices_that_cannot_be_measured_on_are_named(device: str, words: str) -
         measured(Mlp(), torch.ones(1, 256), device)
 
 
+def test_a_profile_that_measures_has_measured_times_and_traced_bytes() -> None:
+    data = torch.ones(512, 256)
+    traced = autobalance.profile(Mlp(), data, target="simulated")
+    found = autobalance.profile(Mlp(), data, target="simulated", measure="simulated:0")
+    assert [row.saved for row in found.blocks] == [row.saved for row in traced.blocks]
+    assert found.timeline == traced.timeline
+    assert all(row.forward_time != other.forward_time for row, other in zip(found.blocks, traced.blocks, strict=True))
+
+
 def losses(model: nn.Module, data: Sequence[Tensor]) -> list[float]:
     torch.manual_seed(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

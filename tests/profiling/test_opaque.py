@@ -76,6 +76,20 @@ class Looks(torch.autograd.Function):
         return gradient * (2 if bool((gradient > 1e9).any()) else 3)
 
 
+@torch.library.custom_op("autobalance_tests::shift", mutates_args=())
+def shift(x: Tensor) -> Tensor:
+    """An operator that says nothing of the shapes of its results."""
+    return x + 1
+
+
+shift.register_autograd(lambda ctx, gradient: gradient * 1)
+
+
+class Shifts(Pointers):
+    def forward(self, x: Tensor) -> Tensor:
+        return shift(self.linear(x))
+
+
 class Grows(Pointers):
     """Keeps little, while the gradient of its large weight comes late: the peak is not where everything is alive."""
 
@@ -122,7 +136,7 @@ def with_numbers(model: nn.Module, batch: Tensor, target: str) -> Profile:
 
 
 @pytest.mark.parametrize("target", ["simulated", "cpu"])
-@pytest.mark.parametrize("kind", [Pointers, Selects, LooksBack, Grows])
+@pytest.mark.parametrize("kind", [Pointers, Selects, LooksBack, Shifts, Grows])
 def test_bytes_of_an_opaque_block_are_those_of_a_step_with_numbers(kind: type[nn.Module], target: str) -> None:
     model, batch = Model(kind), torch.ones(32, WIDTH)
     profile = autobalance.profile(model, batch, optimizer=torch.optim.SGD, step=squares, target=target)

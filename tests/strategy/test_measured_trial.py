@@ -66,6 +66,8 @@ def test_training_is_bit_by_bit_that_without_measuring(
 
     class Measures(lightning.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx != 1:
+                return
             gc.collect()
             before = torch.simulated.memory_allocated(0)
             sampled = Batch("train batch", "train", batch)
@@ -83,8 +85,8 @@ def test_training_is_bit_by_bit_that_without_measuring(
 
     measured, plain = run([Measures()]), run([])
     assert measured.losses == plain.losses
-    assert len(found) == 6
-    assert left == [0] * 6
+    assert len(found) == 2
+    assert left == [0] * 2
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in measured.state_dict().items())
     first, second = found[0]
     assert first.static == 7 * 512  # two weights, two biases, two statistics and their counter
