@@ -21,7 +21,10 @@ def grid(left: Sequence[str], right: Sequence[str]) -> Table:
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in left:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "device")
+        if heading == "kind":  # a class name says enough by its beginning; a block's name has to be whole
+            table.add_column(heading, overflow="ellipsis", no_wrap=True, max_width=12)
+        else:
+            table.add_column(heading, overflow="fold", no_wrap=heading == "device")
     for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -108,21 +108,25 @@ def profile_table(profile: Profile) -> Group:
     }
     shown = {heading: what for heading, what in every.items() if any(getattr(row, what) for row in profile.blocks)}
     unit, size = _one_unit(max((getattr(row, what) for row in profile.blocks for what in shown.values()), default=0))
-    kernels = f", kernels of {profile.target}, {profile.precision}" if profile.target else ""
+    # A column in which all is alike only takes the room of the others.
+    dtypes = {row.dtype for row in profile.blocks if row.dtype}
+    mixed = ("dtype",) if len(dtypes) > 1 else ()
+    weights = f", weights {', '.join(sorted(_SHORT.get(each, each) for each in dtypes))}" if dtypes else ""
+    kernels = f", kernels of {profile.target}, {profile.precision}{weights}" if profile.target else ""
     title = f"{len(profile.blocks)} blocks, batch: {profile.batch or 'not said'}{kernels}; sizes in {unit}"
-    table = grid(left=("block", "kind", "dtype"), right=("count", *shown, "fwd ms", "bwd ms"))
+    table = grid(left=("block", "kind", *mixed), right=("count", *shown, "fwd ms", "bwd ms"))
     for _, equal in groupby(profile.blocks, key=lambda row: replace(row, name="")):
         rows = list(equal)
         name = rows[0].name if len(rows) == 1 else _range(rows[0].name, rows[-1].name)
         costs = (size(getattr(rows[0], what)) for what in shown.values())
-        dtype = _SHORT.get(rows[0].dtype, rows[0].dtype)
-        add_line(table, name, rows[0].kind, dtype, str(len(rows)), *costs, *_milliseconds(rows[:1]))
+        dtype = [_SHORT.get(rows[0].dtype, rows[0].dtype)] * len(mixed)
+        add_line(table, name, rows[0].kind, *dtype, str(len(rows)), *costs, *_milliseconds(rows[:1]))
     table.add_section()
     totals = [
         size((max if what.endswith("transient") else sum)(getattr(row, what) for row in profile.blocks))
         for what in shown.values()
     ]
-    add_line(table, "all", "", "", str(len(profile.blocks)), *totals, *_milliseconds(profile.blocks))
+    add_line(table, "all", "", *[""] * len(mixed), str(len(profile.blocks)), *totals, *_milliseconds(profile.blocks))
     return Group(Text(title), table, *(Text(line) for line in _below_profile(profile)))
 
 
