@@ -203,6 +203,7 @@ FROM_OPERANDS: dict[Any, Callable[..., int]] = {
     _aten._fused_rms_norm.default: _contiguous_operands(0),
     _aten._fused_rms_norm_backward.default: _contiguous_operands(0, 1),
     _aten.native_group_norm.default: _contiguous_operands(0),
+    _aten.native_group_norm_backward.default: _contiguous_operands(0, 1),
     _aten.sort.default: _sorted,
     _aten.sort.stable: _sorted,
     _aten.index_put.default: _put,

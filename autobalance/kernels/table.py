@@ -140,6 +140,11 @@ FUSED_RMS_NORM = Table(
     "aten/src/ATen/native/layer_norm.cpp (rms_norm_symint)",
     (Row(False), Row(True, torch=(2, 9))),
 )
+GROUP_NORM_COPIES = Table(
+    "group_norm copies what is not contiguous by an operation of its own, not inside its kernel",
+    "aten/src/ATen/native/group_norm.cpp (group_norm), tools/autograd/derivatives.yaml (native_group_norm)",
+    (Row(True), Row(False, torch=(2, 14))),
+)
 EMBEDDING_BLOCKS = Table(
     "blocks a multiprocessor below which an embedding's gradient is added up in one pass; 0: always in two",
     "aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu (use_fused_kernel)",
@@ -164,6 +169,7 @@ TABLES = (
     SHARED_MEMORY,
     PROCESSORS,
     FUSED_RMS_NORM,
+    GROUP_NORM_COPIES,
     EMBEDDING_BLOCKS,
     CUBLAS_WORKSPACE,
 )
