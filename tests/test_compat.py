@@ -319,3 +319,17 @@ def test_transformers_takes_a_fake_for_a_graph_in_the_making_only_outside() -> N
     with compat.unseen_by_transformers():
         assert not utils.is_tracing(fake)
     assert utils.is_tracing(fake)
+
+
+def test_an_error_of_a_backward_is_told_from_others() -> None:
+    def fail(gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(fail)
+    with pytest.raises(ZeroDivisionError) as caught:
+        (x * 2).sum().backward()
+    assert compat.raised_in_backward(caught.value)
+    with pytest.raises(ZeroDivisionError) as caught:
+        fail(x)
+    assert not compat.raised_in_backward(caught.value)

@@ -44,6 +44,7 @@ from autobalance.compat.modes import in_backward as in_backward
 from autobalance.compat.modes import insert_function_mode as insert_function_mode
 from autobalance.compat.modes import modes_disabled as modes_disabled
 from autobalance.compat.modes import on_autocast_exit as on_autocast_exit
+from autobalance.compat.modes import raised_in_backward as raised_in_backward
 from autobalance.compat.modes import remove_function_mode as remove_function_mode
 from autobalance.compat.modes import saved_tensor_hooks_are_active as saved_tensor_hooks_are_active
 from autobalance.compat.modes import single_threaded_backward as single_threaded_backward

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -163,6 +164,11 @@ def modes_disabled() -> contextlib.AbstractContextManager[Any]:
     """A context in which no dispatch mode is active, for work on real tensors in the middle of a trace."""
     disabled: contextlib.AbstractContextManager[Any] = torch.utils._python_dispatch._disable_current_modes()
     return disabled
+
+
+def raised_in_backward(error: BaseException) -> bool:
+    """Whether an error comes from a backward."""
+    return any(frame.f_code.co_name == "_engine_run_backward" for frame, _ in walk_tb(error.__traceback__))
 
 
 def saved_tensor_hooks_are_active() -> bool:

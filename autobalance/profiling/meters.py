@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobalance.compat import storage_key
+from autobalance.kernels.target import Target
 from autobalance.placement.locate import with_index
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
@@ -67,6 +68,28 @@ def make_meter(device: torch.device | str) -> Meter:
     if (wanted.index or 0) >= there:
         raise ValueError(f"{wanted} is not there: this process sees {there} {wanted.type} device(s)")
     return BackendMeter(with_index(wanted))
+
+
+@contextmanager
+def meter_for(target: Target) -> Iterator[Meter]:
+    """The meter of a device that stands for a target: the CPU for itself, a GPU if there is one, else a simulated one.
+
+    Example:
+        >>> with meter_for(find_target("cuda")) as meter: ...      # doctest: +SKIP
+
+    Args:
+        target: whose kernels a trace chooses.
+    """
+    if target.kind == "cpu":
+        yield HostMeter()
+    elif target.is_emulated and torch.cuda.is_available():
+        yield make_meter("cuda:0")
+    else:
+        from autobalance.simulated.backend import NAME, device_count
+        from autobalance.simulated.configure import simulate
+
+        with simulate(max(1, device_count())):  # without a limit
+            yield make_meter(f"{NAME}:0")
 
 
 class BackendMeter:

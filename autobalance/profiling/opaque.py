@@ -5,8 +5,7 @@ Such are kernels that take raw pointers, operators without a shape function, and
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,8 @@ from autobalance.placement.hooks import replace_method, run_method
 from autobalance.placement.move import Mover
 from autobalance.profiling.captured import on_device
 from autobalance.profiling.extrapolate import measured_or_extrapolated
-from autobalance.profiling.meters import make_meter
+from autobalance.profiling.meters import meter_for
+from autobalance.profiling.opaque_optimizers import OpaqueOptimizers
 from autobalance.profiling.passes import Passes, run_passes
 from autobalance.profiling.sandbox import random_state_kept
 from autobalance.profiling.signatures import signature_of, signature_of_module
@@ -61,10 +61,14 @@ class OpaqueBlocks:
         blocks: its blocks.
         target: whose kernels the trace chooses.
         dtype: to which the trial casts the model; None: it stays as it is.
+
+    Attributes:
+        optimizers: does the same for optimizers.
     """
 
     def __init__(self, root: nn.Module, blocks: Blocks, target: Target, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
+        self.optimizers = OpaqueOptimizers(target)
         self._root = root
         self._blocks = dict(zip(blocks.names, blocks.modules, strict=True))
         self._target = target
@@ -86,7 +90,7 @@ class OpaqueBlocks:
                 f"{'block' if len(names) == 1 else 'blocks'} {shown} cannot run on tensors without numbers ({reason}): "
                 f"run on random ones on {self._device}, forward and backward, and measured there; the rest is traced"
             )
-        return (*told, *self._remarks)
+        return (*told, *self._remarks, *self.optimizers.notes)
 
     def install(self, blocks: Blocks, twins: Blocks, methods: Any, world: World, traced: Traced) -> None:
         """Stand in a trace's copy of the model for the blocks that are known as opaque, and watch the others.
@@ -141,11 +145,11 @@ class OpaqueBlocks:
             Whether another trace will come further: False where no block is to blame, or where it cannot run either.
         """
         failed, self._failed = self._failed, None
-        if failed is None and self._in_backward is not None and self._in_backward not in self._reasons:
-            failed = _Failed(self._in_backward, "", None)
-        self._in_backward = None
+        block, self._in_backward = self._in_backward, None
+        if failed is None and block is not None and block not in self._reasons and compat.raised_in_backward(error):
+            failed = _Failed(block, "", None)
         if failed is None:
-            return False
+            return self.optimizers.learn(_in_short(error))
         if failed.block not in self._reasons:
             reason = _in_short(error)
             for name in self._alike(failed.block):
@@ -162,35 +166,20 @@ class OpaqueBlocks:
     def _measure(self, failed: _Failed) -> bool:
         assert failed.call is not None
         module = self._root.get_submodule(failed.path)
-        with self._on_devices() as device, random_state_kept():
+        with meter_for(self._target) as meter, random_state_kept():
             try:
-                meter = make_meter(device)
                 copied = on_device(module, meter.device, self._dtype)
                 passes, _, notes = measured_or_extrapolated(
-                    failed.call, lambda part: run_passes(copied, part, meter, repeats=0), str(device)
+                    failed.call, lambda part: run_passes(copied, part, meter, repeats=0), str(meter.device)
                 )
             except Exception:  # it does not run with numbers either, and the whole step will say so
                 return False
         if failed.key in self._measured:  # a further trace would end at the same place
             return False
         self._measured[failed.key] = passes
-        self._device = str(device)
+        self._device = str(meter.device)
         self._remarks += [f"{failed.block}: {note}" for note in notes]
         return True
-
-    @contextmanager
-    def _on_devices(self) -> Iterator[torch.device]:
-        """The device on which blocks are measured, while it is there."""
-        if self._target.kind == "cpu":
-            yield torch.device("cpu")
-        elif self._target.is_emulated and torch.cuda.is_available():
-            yield torch.device("cuda", 0)
-        else:
-            from autobalance.simulated.backend import device_count
-            from autobalance.simulated.configure import simulate
-
-            with simulate(max(1, device_count())):  # without a limit
-                yield torch.device("simulated", 0)
 
 
 class _Watched:

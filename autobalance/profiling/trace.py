@@ -190,6 +190,8 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         watch_calls(twin_blocks, traced, subject.progress)
         watch_gradients(twin, traced)
         optimizers = trial.prepare(twin, layout.root_device)
+        if subject.opaque is not None and subject.kind == "fake":
+            subject.opaque.optimizers.install(optimizers)
         traced.optimizers = tuple(type(optimizer).__name__ for optimizer in optimizers)
         mark = partial(mark_moment, traced, twin, optimizers)
         for batch in batches:
