@@ -2,7 +2,8 @@
 
 Sources in aten/src/ATen/native/transformers/cuda: flash_attn/flash_api.cpp (mha_fwd, set_params_splitkv,
 num_splits_heuristic, mha_bwd), attention_backward.cu (_flash_attention_backward, _efficient_attention_backward),
-mem_eff_attention/kernel_backward.h (workspace_size) and kernels/cutlassB.h (the kernels in the order of their trial).
+mem_eff_attention/kernel_forward.h (kNeedsOutputAccumulatorBuffer), kernel_backward.h (workspace_size) and
+kernels/cutlassB.h (the kernels in the order of their trial).
 """
 
 from __future__ import annotations
@@ -131,6 +132,20 @@ def _tiles(target: Target, release: tuple[int, int], kind: torch.dtype, head: in
         kernels = _AMPERE_HALF if ampere else _OLD_HALF
     large = table.SHARED_MEMORY.value(target, release)
     return next(tiles for tiles in kernels if tiles.head >= head and (large or not tiles.needs_large_memory))
+
+
+def efficient_forward(
+    target: Target, release: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
+) -> int:
+    """The result in float32, where heads are too wide for registers and the result is of half precision."""
+    batch, heads, queries, head = query.shape
+    of_value = value.shape[-1]
+    if query.dtype not in _HALF or max(head, of_value) <= _WIDEST_IN_REGISTERS:
+        return 0
+    return buffer((batch, queries, heads, of_value), FLOAT)
+
+
+_WIDEST_IN_REGISTERS = 128
 
 
 def efficient_backward(

@@ -187,6 +187,7 @@ _CHUNK = 65536
 FROM_OPERANDS: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention.default: attention_scratch.flash_forward,
     _aten._scaled_dot_product_flash_attention_backward.default: attention_scratch.flash_backward,
+    _aten._scaled_dot_product_efficient_attention.default: attention_scratch.efficient_forward,
     _aten._scaled_dot_product_efficient_attention_backward.default: attention_scratch.efficient_backward,
     _aten._scaled_dot_product_cudnn_attention_backward.default: attention_scratch.cudnn_backward,
     _aten._safe_softmax.default: _safe_softmax,

@@ -69,6 +69,14 @@ def test_flash_forward_splits_keys_where_little_can_be_shared_out() -> None:
     assert attention_scratch.flash_forward(A100, release(), wide, wide, wide) == 0
 
 
+def test_efficient_forward_of_wide_heads_in_half_precision_takes_its_result_in_float() -> None:
+    for head, taken in ((128, 0), (136, 2 * 4 * 300 * 136 * 4)):
+        query = torch.empty(2, 4, 300, head, dtype=torch.float16, device="meta")
+        assert attention_scratch.efficient_forward(V100, release(), query, query, query) == taken
+    wide = torch.empty(2, 4, 300, 136, device="meta")
+    assert attention_scratch.efficient_forward(V100, release(), wide, wide, wide) == 0
+
+
 def test_efficient_backward_in_float_takes_products_or_tiles_with_locks() -> None:
     taken = attention(torch.float32).taken["_scaled_dot_product_efficient_attention_backward"].transient
     rows = 2 * 4 * 300 * 4 + 512 - 2 * 4 * 300 * 4 % 512  # 9600 rounds up to 9728
