@@ -40,22 +40,42 @@ def reading(tell: Callable[[], None]) -> Iterator[None]:
         on_read = before
 
 
+class Cell:
+    """What holds of the real value of a storage, for all views of it.
+
+    Attributes:
+        holds: False once something unknown was written over it.
+        guessed: whether it is only what it might be.
+    """
+
+    __slots__ = ("guessed", "holds")
+
+    def __init__(self) -> None:
+        self.holds = True
+        self.guessed = False
+
+
 class Known:
     """A real value, and whether it still holds: one `cell` is shared by all views of a storage."""
 
     __slots__ = ("_cell", "_tensor")
 
-    def __init__(self, tensor: torch.Tensor, cell: list[bool]) -> None:
+    def __init__(self, tensor: torch.Tensor, cell: Cell) -> None:
         self._tensor = tensor
         self._cell = cell
 
     @property
     def tensor(self) -> torch.Tensor | None:
         """The value, or None once something unknown was written over it."""
-        return self._tensor if self._cell[0] else None
+        return self._tensor if self._cell.holds else None
+
+    @property
+    def guessed(self) -> bool:
+        """Whether it is only what the value might be."""
+        return self._cell.guessed
 
 
-_cells: dict[int, list[bool]] = {}
+_cells: dict[int, Cell] = {}
 
 
 @contextlib.contextmanager
@@ -95,14 +115,22 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= limit
 
 
-def remember(tensor: SimulatedTensor, elements: torch.Tensor, value: torch.Tensor) -> None:
-    """Keep `value` as the real value of `tensor`, until something unknown is written to the storage of `elements`."""
+def remember(tensor: SimulatedTensor, elements: torch.Tensor, value: torch.Tensor, guessed: bool = False) -> None:
+    """Keep `value` as the real value of `tensor`, until something unknown is written to the storage of `elements`.
+
+    Args:
+        tensor: whose value it is.
+        elements: of the tensor.
+        value: on the CPU.
+        guessed: whether it is only what the value might be.
+    """
     if not is_small(value):
         return
     key = compat.storage_key(elements.untyped_storage())
     cell = _cells.get(key)
-    if cell is None or not cell[0]:
-        cell = _cells[key] = [True]
+    if cell is None or not cell.holds:
+        cell = _cells[key] = Cell()
+    cell.guessed |= guessed
     tensor.known_value = Known(value, cell)
 
 
@@ -110,7 +138,7 @@ def forget(elements: torch.Tensor) -> None:
     """Something unknown was written: nothing that shares the storage of `elements` is known any longer."""
     cell = _cells.pop(compat.storage_key(elements.untyped_storage()), None)
     if cell is not None:
-        cell[0] = False
+        cell.holds = False
 
 
 def numbers(elements: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:

@@ -33,13 +33,14 @@ def run(call: Call, kernel: Callable[..., Any]) -> Any:
     Raises:
         DynamicOutputShapeException: the shape of the result depends on unknown numbers.
     """
-    known = _known_arguments(call)
+    known, guessed = _known_arguments(call)
     real = None
     if call.func is _aten.masked_select.default and known is None:
         kernel = _selecting(*call.args) or bounded(call.func) or kernel
     elif call.operation.needs_data and known is None:
         kernel = bounded(call.func) or kernel
     if call.operation.needs_data and known is not None:
+        _tell_choice(guessed)
         real = kernel(*known[0], **known[1])
         result = call.wrapped(_fakes_like(real))
     else:
@@ -49,19 +50,32 @@ def run(call: Call, kernel: Callable[..., Any]) -> Any:
         result = call.wrapped(results)
         if known is not None and _are_small(results) and all(elements.is_small(value) for _, value in call.written()):
             real = kernel(*known[0], **known[1])
-    _keep(call, result, real)
-    if real is None and call.func in _SAMPLING and not torch.is_grad_enabled():
-        _guess_token(call, result)
+    _keep(call, result, real, guessed)
+    if real is None:
+        _guess(call, result)
     return result
 
 
-def _guess_token(call: Call, result: Any) -> None:
-    """Take some token for the one that generation would choose: how many there are does not depend on which."""
-    guessed = [value for value in guess(call.func, call.args, call.kwargs, result) if value is not None]
-    if guessed and isinstance(result, SimulatedTensor):
-        elements.remember(result, _elements(result), guessed[0])
-        if elements.on_placeholder is not None:
-            elements.on_placeholder("choice")
+def _guess(call: Call, result: Any) -> None:
+    """Take some choice for the one that only real numbers tell; it is told once something depends on it.
+
+    What generation samples is told at once: how many tokens there are does not depend on which.
+    """
+    results = result if isinstance(result, (list, tuple)) else (result,)
+    chosen = guess(call.func, call.args, call.kwargs, result)
+    for wrapper, value in zip(results, chosen, strict=False):
+        if value is not None and isinstance(wrapper, SimulatedTensor):
+            elements.remember(wrapper, _elements(wrapper), value, guessed=True)
+            _tell_choice(call.func in _SAMPLING and not torch.is_grad_enabled())
+
+
+def _is_guessed(value: Any) -> bool:
+    return isinstance(value, SimulatedTensor) and value.known_value is not None and value.known_value.guessed
+
+
+def _tell_choice(guessed: bool) -> None:
+    if guessed and elements.on_placeholder is not None:
+        elements.on_placeholder("choice")
 
 
 def known_of(value: torch.Tensor) -> torch.Tensor | None:
@@ -73,18 +87,20 @@ def known_of(value: torch.Tensor) -> torch.Tensor | None:
     return None if compat.is_fake(value) else value
 
 
-def _known_arguments(call: Call) -> _Arguments | None:
-    """The arguments with real values in place of tensors; None if the results depend on something unknown."""
+def _known_arguments(call: Call) -> tuple[_Arguments | None, bool]:
+    """The arguments with real values in place of tensors, None if the results depend on something unknown; and whether
+    any of those values is a guess."""
     operation = call.operation
     if operation.random:
-        return None
-    missing = False
+        return None, False
+    missing = guessed = False
     read_shapes_only = operation.reads_shapes_only
     overwritten = call.args[0] if operation.overwrites and call.args else None
 
     def real(value: torch.Tensor) -> torch.Tensor | None:
-        nonlocal missing
+        nonlocal missing, guessed
         known = known_of(value)
+        guessed = guessed or _is_guessed(value)
         if known is None and (read_shapes_only or (value is overwritten and elements.is_small(value))):
             known = torch.zeros((), dtype=value.dtype).expand(value.shape)
             if value is overwritten:
@@ -96,11 +112,11 @@ def _known_arguments(call: Call) -> _Arguments | None:
     written: list[tuple[Any, torch.Tensor]] = []
     translated = call.translated(real)
     if missing:
-        return None
+        return None, False
     for value, known in written:
         elements.forget(_elements(value))
         elements.remember(value, _elements(value), known)
-    return translated
+    return translated, guessed
 
 
 def _fake_arguments(call: Call) -> _Arguments:
@@ -128,6 +144,7 @@ def _as_positions(index: Any, fake: Callable[[torch.Tensor], torch.Tensor]) -> l
     if mask is None:
         with elements.fake_mode:
             return list(bounded_positions(fake(index)) or [fake(index)])
+    _tell_choice(_is_guessed(index))
     return [elements.fake_like(positions) for positions in mask.nonzero(as_tuple=True)]
 
 
@@ -168,7 +185,7 @@ def _are_small(results: Any) -> bool:
     return all(elements.is_small(item) for item in items if isinstance(item, torch.Tensor))
 
 
-def _keep(call: Call, result: Any, real: Any) -> None:
+def _keep(call: Call, result: Any, real: Any, guessed: bool) -> None:
     """Keep real values beside new results, and forget what was overwritten by something unknown."""
     if real is None:
         for name, written in call.written():
@@ -181,4 +198,4 @@ def _keep(call: Call, result: Any, real: Any) -> None:
     if isinstance(result, (list, tuple)):
         for wrapper, value in zip(result, real, strict=False):
             if isinstance(wrapper, SimulatedTensor) and isinstance(value, torch.Tensor):
-                elements.remember(wrapper, _elements(wrapper), value)
+                elements.remember(wrapper, _elements(wrapper), value, guessed)
