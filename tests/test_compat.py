@@ -333,3 +333,34 @@ def test_an_error_of_a_backward_is_told_from_others() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         fail(x)
     assert not compat.raised_in_backward(caught.value)
+
+
+def test_gradients_that_autograd_adds_are_told_and_whether_another_holds_them() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor:
+                seen.append((compat.accumulates_gradients(func, args, kwargs), compat.is_last_reference(args[0])))
+            return func(*args, **(kwargs or {}))
+
+    class AddsItself(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient + gradient
+
+    def seen_in(branches: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[bool, bool]]:
+        seen.clear()
+        result = branches(torch.ones(3, requires_grad=True) * 2)
+        with Watch():
+            result.backward(torch.ones(3))
+        return seen.copy()
+
+    assert seen_in(lambda h: h.sin() + h.cos()) == [(True, True)]
+    assert seen_in(lambda h: h + h) == [(True, False)]
+    assert seen_in(lambda h: torch.cat([h, h.sin()])[3:]) == [(True, False)]
+    assert [told for told, _ in seen_in(AddsItself.apply)] == [False]

@@ -35,6 +35,7 @@ from autobalance.compat.lightning import skips_backward as skips_backward
 from autobalance.compat.lightning import stepping_scaler as stepping_scaler
 from autobalance.compat.lightning import transferred_batch as transferred_batch
 from autobalance.compat.lightning import trial_precision as trial_precision
+from autobalance.compat.modes import accumulates_gradients as accumulates_gradients
 from autobalance.compat.modes import call_around_backward as call_around_backward
 from autobalance.compat.modes import call_at_checkpoint as call_at_checkpoint
 from autobalance.compat.modes import dispatching_to_python as dispatching_to_python
@@ -53,6 +54,7 @@ from autobalance.compat.tensors import assign_plain_data as assign_plain_data
 from autobalance.compat.tensors import constant_of as constant_of
 from autobalance.compat.tensors import gradient_setter as gradient_setter
 from autobalance.compat.tensors import is_fake as is_fake
+from autobalance.compat.tensors import is_last_reference as is_last_reference
 from autobalance.compat.tensors import is_view as is_view
 from autobalance.compat.tensors import make_fake_mode as make_fake_mode
 from autobalance.compat.tensors import make_wrapper as make_wrapper

@@ -81,6 +81,18 @@ def in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
+def accumulates_gradients(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it is autograd itself that adds two gradients, and not the backward of an operation.
+
+    Args:
+        func, args, kwargs: the operation that runs.
+    """
+    if func is not torch.ops.aten.add.Tensor or len(args) != 2 or kwargs or torch.is_grad_enabled():
+        return False
+    node = torch._C._current_autograd_node()
+    return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
 @contextlib.contextmanager
 def excluded_autocast() -> Iterator[None]:
     """Inside, autocast of torch's one free device type leaves operations alone."""

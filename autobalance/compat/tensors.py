@@ -53,6 +53,18 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def is_last_reference(tensor: torch.Tensor) -> bool:
+    """Whether autograd alone holds a tensor that it has just given to an operation, and nothing else its storage.
+
+    Args:
+        tensor: an operand, as `__torch_dispatch__` gets it.
+    """
+    private: Any = tensor
+    users_of_storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    # Beside autograd, the operation and this function hold the tensor, and this function its storage.
+    return bool(private._use_count() == 4 and users_of_storage == 2)
+
+
 def replace_tensor(tensor: torch.Tensor, fresh: torch.Tensor) -> None:
     """Let the Python object `tensor` stand for what `fresh` stands for, keeping its identity and hooks.
 

@@ -94,12 +94,20 @@ class Observer:
     def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
         traced = self._traced
         traced.work(func, args, kwargs, result, account)
+        if self._target.kind != "simulated" and compat.accumulates_gradients(func, args, kwargs):
+            self._add_in_place(args[0], result)
         self._tell_maker(func, result)
         if not traced.work.optimizing:
             traced.waits.saw(func, args)
         if account is not None and self._target.kind != "simulated":
             self._charge_scratch(func, args, kwargs, result, account)
         self._note_foreign(args)
+
+    def _add_in_place(self, gradient: Tensor, result: Tensor) -> None:
+        """Autograd adds to a gradient in place if nobody else holds it (torch/csrc/autograd/input_buffer.cpp,
+        accumulate), but never to a tensor of a subclass or under a dispatch mode, as all are in a trace."""
+        if compat.is_last_reference(gradient) and gradient.shape == result.shape:
+            self._traced.tracer.written_to(gradient.untyped_storage(), result.untyped_storage())
 
     def _tell_maker(self, func: Any, result: Any) -> None:
         tracer = self._traced.tracer

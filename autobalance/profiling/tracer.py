@@ -141,6 +141,31 @@ class Tracer:
             self._next_value += 1
         self.values[index] = self._workspaces[name]
 
+    def written_to(self, earlier: torch.UntypedStorage, made: torch.UntypedStorage) -> bool:
+        """Record that the storage which was just born is none: the result was written to an earlier one.
+
+        Args:
+            earlier: nothing else holds it, and it dies with the operation.
+            made: the storage of the result.
+
+        Returns:
+            Whether that can be: both are as large, and no other live storage holds the same tensor as the earlier one.
+        """
+        before, index = self.find(earlier), self.find(made)
+        if before is None or index is None or self.events[-1] != index + 1 or self.nbytes[before] != self.nbytes[index]:
+            return False
+        value = self.values[before]
+        if value >= 0 and any(self.values[other] == value for other in self._live.values() if other != before):
+            return False
+        self.events.pop()
+        for column in (self.sizes, self.nbytes, self.accounts, self.values, self.kinds, self.makers):
+            column.pop()
+        key = storage_key(made)
+        del self._live[storage_key(earlier)]
+        self._live[key] = before
+        weakref.finalize(made, self._die, key, before).atexit = False
+        return True
+
     def made(self, since: int, maker: str) -> None:
         """Say which operation made the storages from index `since` on."""
         for index in range(since, len(self.makers)):

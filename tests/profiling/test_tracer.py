@@ -83,3 +83,25 @@ def test_the_cpu_counts_every_byte() -> None:
     tracer = Tracer(granule=1)
     tracer.allocate(torch.empty(3, dtype=torch.int8).untyped_storage(), 3, account=0)
     assert tracer.sizes[0] == 3
+
+
+def test_a_result_that_was_written_to_an_earlier_storage_is_that_storage() -> None:
+    tracer, earlier = Tracer(), torch.zeros(256).untyped_storage()
+    tracer.allocate(earlier, 1024, account=3)
+    made = torch.zeros(256).untyped_storage()
+    tracer.allocate(made, 1024, account=4)
+    assert tracer.written_to(earlier, made)
+    del earlier
+    assert (tracer.sizes, tracer.accounts, tracer.events) == ([1024], [3], [1])
+    del made
+    assert tracer.events == [1, -1]
+
+
+def test_a_storage_that_others_hold_a_copy_of_is_not_written_to() -> None:
+    tracer = Tracer()
+    original, copy, made = (torch.zeros(256).untyped_storage() for _ in range(3))
+    for storage in (original, copy, made):
+        tracer.allocate(storage, 1024, account=0)
+    tracer.copied(copy, [original])
+    assert not tracer.written_to(copy, made)
+    assert tracer.events == [1, 2, 3]
