@@ -114,7 +114,7 @@ class _Bench:
             self._known[signature] = self._measured(name, path, copied, call)
         seen = self._known[signature]
         self._calls.setdefault(index, []).append(replace(seen, path=path))
-        return self._output(module, copied, call, seen.samples)
+        return self._output(module, copied, call, seen)
 
     def _placed(self, name: str, module: nn.Module) -> nn.Module:
         try:
@@ -139,9 +139,10 @@ class _Bench:
             ) from None
         return _Visited(path, passes, samples, tuple(f"{name}: {note}" for note in notes), name)
 
-    def _output(self, module: nn.Module, copied: nn.Module, call: Call, samples: int) -> Any:
+    def _output(self, module: nn.Module, copied: nn.Module, call: Call, seen: _Visited) -> Any:
         before = plain_attributes(copied)
-        output = forward_in_parts(call, samples, lambda part: run_forward(copied, part, self._meter))
+        returned = seen.passes.returned
+        output = forward_in_parts(call, seen.samples, lambda part: run_forward(copied, part, self._meter, returned))
         home = Mover(Courier(lambda tensor: tensor.detach().to("cpu", copy=True)), "host")
         for where, key, value in changed_attributes(before, copied):
             setattr(module.get_submodule(where), key, home.move(value))

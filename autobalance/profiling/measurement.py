@@ -72,17 +72,18 @@ def with_measurements(profile: Profile, measurements: Sequence[Measurement]) -> 
         else row
         for row in profile.blocks
     )
-    tied = {block for group in profile.together for block in group}
-    pairs = [(row, found[row.name], at in tied) for at, row in enumerate(profile.blocks) if row.name in found]
-    notes = [*profile.notes, *(note for _, measured, _ in pairs for note in measured.notes), *_differences(pairs)]
+    pairs = [(row, found[row.name]) for row in profile.blocks if row.name in found]
+    tied = {profile.names[block] for group in profile.together for block in group}  # traced as if they were one
+    compared = [pair for pair in pairs if pair[0].name not in tied]
+    notes = [*profile.notes, *(note for _, measured in pairs for note in measured.notes), *_differences(compared)]
     return replace(profile, blocks=blocks, notes=tuple(dict.fromkeys(notes)))
 
 
-def _differences(pairs: Sequence[tuple[BlockCost, Measurement, bool]]) -> Iterator[str]:
+def _differences(pairs: Sequence[tuple[BlockCost, Measurement]]) -> Iterator[str]:
     """One note for each block of which the device held more than the trace says, and one for all that held less."""
     less: list[tuple[float, str]] = []
-    for row, measured, tied in pairs:
-        compared = _compared(row, measured, tied)
+    for row, measured in pairs:
+        compared = _compared(row, measured)
         more = [
             f"{what} {format_size(seen)} measured, {format_size(traced)} traced"
             for what, seen, traced in compared
@@ -100,12 +101,10 @@ def _differences(pairs: Sequence[tuple[BlockCost, Measurement, bool]]) -> Iterat
         )
 
 
-def _compared(row: BlockCost, measured: Measurement, tied: bool) -> list[tuple[str, int, int]]:
-    """What is compared, in words, with the bytes that were measured and traced.
-
-    Peaks are compared without static bytes, which a trace counts once for all blocks that share them.
-    """
-    compared = [
+def _compared(row: BlockCost, measured: Measurement) -> list[tuple[str, int, int]]:
+    """What is compared, in words, with the bytes that were measured and traced."""
+    return [
+        ("static", measured.static, row.weights + row.buffers),
         ("saved", measured.saved, row.saved),
         ("forward peak", measured.forward_peak - measured.static, row.saved + row.forward_transient),
         (
@@ -114,4 +113,3 @@ def _compared(row: BlockCost, measured: Measurement, tied: bool) -> list[tuple[s
             max(row.saved, row.gradients) + row.backward_transient,
         ),
     ]
-    return compared if tied else [("static", measured.static, row.weights + row.buffers), *compared]

@@ -86,20 +86,21 @@ def run_passes(module: nn.Module, call: Call, meter: Meter, repeats: int = REPEA
     return _counted(module, call, meter, forward, backward, (counter.work("forward", 0), counter.work("backward", 0)))
 
 
-def run_forward(module: nn.Module, call: Call, meter: Meter) -> Any:
+def run_forward(module: nn.Module, call: Call, meter: Meter, returned: Returned) -> Any:
     """One forward.
 
     Args:
         module: on the meter's device.
         call: what it is given; what the module puts into its containers is put into them.
         meter: of the device.
+        returned: what comes out of such a call.
 
     Returns:
         What the module returns, on the host; what is part of a graph requires gradients there, but has no graph.
     """
     with Visit(module, call, meter, private=False) as visit:
         visit.forward(saving=False)
-        return visit.taken_home()
+        return visit.taken_home(returned)
 
 
 def _timed(module: nn.Module, call: Call, meter: Meter) -> tuple[float, float]:

@@ -149,6 +149,7 @@ class Visit:
         self._entries: list[_Entry | None] = []
         self._loss: Tensor | None = None
         self._output: Any = None
+        self._differentiable: dict[int, bool] = {}
         self.inputs: list[Tensor] = []
 
     def __enter__(self) -> Visit:
@@ -226,9 +227,15 @@ class Visit:
         assert len(found) == len(returned.shapes)
         return found
 
-    def taken_home(self) -> Any:
-        """What has come out, on the host, with what the module put into the caller's containers put there."""
+    def taken_home(self, returned: Returned) -> Any:
+        """What has come out, on the host, with what the module put into the caller's containers put there.
+
+        Args:
+            returned: what comes out of such a call, which tells what is part of a graph.
+        """
         assert self._mover is not None
+        found = zip(all_tensors(self._output), returned.shapes, strict=True)
+        self._differentiable = {id(tensor): shape.differentiable for tensor, shape in found}
         home = Mover(Courier(self._take_home), "host")
         self._mover.carry_back(home.move)
         for container, before in self._kept:  # those that held no tensor are the caller's own
@@ -237,9 +244,9 @@ class Visit:
 
     def _take_home(self, tensor: Tensor) -> Tensor:
         made = tensor.detach().to("cpu", copy=True)
-        differentiable = tensor.is_floating_point() or tensor.is_complex()
-        needed = any(given.requires_grad for given in (*self.inputs, *self._module.parameters()))
-        return _Entry().enter(made) if self._call.grad and differentiable and needed else made
+        # What is put into a container may well be part of a graph.
+        differentiable = self._differentiable.get(id(tensor), tensor.is_floating_point())
+        return _Entry().enter(made) if self._call.grad and differentiable else made
 
     def let_go(self) -> None:
         """Drop inputs and outputs, which the graph may keep."""

@@ -55,7 +55,7 @@ def test_blocks_below_their_traces_are_told_together() -> None:
     )
 
 
-def test_static_bytes_of_tied_blocks_are_not_compared() -> None:
+def test_tied_blocks_are_not_compared() -> None:
     tied = replace(profile(), together=((0, 1),))
     fewer = replace(as_traced("b"), static=150 * KIB, forward_peak=200 * KIB, backward_peak=200 * KIB)
     assert with_measurements(tied, [fewer]).notes == ()

@@ -102,15 +102,30 @@ def test_containers_are_filled_once_with_what_is_on_the_host() -> None:
     by_name: dict[str, Any] = {"before": 3}
     call = Call("forward", (inputs(), into, by_name), {})
     meter = make_meter("simulated:1")
-    run_passes(Fills(), call, meter, repeats=2)
+    found = run_passes(Fills(), call, meter, repeats=2)
     assert (into, by_name) == ([], {"before": 3})
-    output = run_forward(Fills(), call, meter)
+    output = run_forward(Fills(), call, meter, found.returned)
     assert [item.device.type for item in into] == ["cpu"]
     assert set(by_name) == {"before", "seen"}
     assert (output["box"].label, output["box"].tensor.device.type, output["pair"][1]) == ("kept", "cpu", None)
     assert torch.equal(output["box"].tensor, torch.full((16, 64), 2.0))
     assert output["box"].tensor.requires_grad
     output["box"].tensor.add_(1)  # no leaf: glue may change it
+
+
+class Tables(nn.Module):
+    """Makes something without a graph from what has one, as rotary embeddings do."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.cos(), x.sin()
+
+
+def test_what_a_module_detaches_stays_detached() -> None:
+    call, meter = Call("forward", (inputs(),), {}), make_meter("simulated:1")
+    found = run_passes(Tables(), call, meter, repeats=0)
+    assert [tensor.requires_grad for tensor in run_forward(Tables(), call, meter, found.returned)] == [False, False]
+    assert found.backward_time == 0.0
 
 
 class Other(nn.Module):
