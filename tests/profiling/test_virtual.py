@@ -53,6 +53,27 @@ def test_copies_of_a_part_are_one_tensor_but_not_one_with_the_whole(traced: tupl
     assert tracer.sizes == [8192, 1024, 1024]
     assert tracer.values[0] == -1
     assert tracer.values[1] == tracer.values[2] >= 0
+    assert tracer.wholes == {1: 0, 2: 0}
+
+
+def test_a_copy_of_a_parts_copy_remembers_the_copy(traced: tuple[Tracer, VirtualLocator]) -> None:
+    tracer, locator = traced
+    locator.send(locator.send(made(10, 200)[2], 1), 2)
+    assert tracer.wholes == {1: 0, 2: 1}
+    assert tracer.values[1] == tracer.values[2] >= 0
+
+
+class Carrier:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_what_an_object_moves_itself_is_shared_with_nobody(traced: tuple[Tracer, VirtualLocator]) -> None:
+    tracer, locator = traced
+    source = made(200)
+    plain, moved = locator.send(source, 3), locator.send_object(Carrier(source), 3)
+    assert moved.tensor is not plain
+    assert (tracer.values, tracer.wholes) == ([0, 0, -1], {2: 0})  # on the device of its source it is a view of it
 
 
 def test_gradient_goes_back_to_where_the_tensor_came_from(traced: tuple[Tracer, VirtualLocator]) -> None:
