@@ -81,16 +81,24 @@ def _compare_mlps(options: argparse.Namespace, console: Console) -> bool:
 def _compare_timm(options: argparse.Namespace, console: Console, cache: Cache) -> bool:
     measured = read_timm(options.data / "timm_a100.csv")
     left_out: Counter[str] = Counter()
+    published: list[Compared] = []
     runs: list[Compared] = []
     for name in track(_drawn(sorted(measured), options), "TIMM models", console=console):
-        predicted = _predicted(name, measured[name], cache)
+        try:
+            predicted = _predicted(name, measured[name], cache)
+        except Exception as error:  # one model of hundreds should not end the comparison of all others
+            console.print(f"{name} cannot be profiled: {type(error).__name__}: {error}")
+            left_out["are of models that cannot be profiled"] += len(measured[name])
+            continue
         used = went_through(measured[name]) if predicted.trains else {}
         why = "failed, or were caught while cuDNN tried kernels" if predicted.trains else "have no classes to train"
         left_out[why] += len(measured[name]) - len(used)
-        runs.extend(
-            Compared(name, predicted.family, predicted.is_transformer, size, mib, predicted.reserved[size] / MIB)
-            for size, mib in used.items()
-        )
+        found = [
+            Compared(name, predicted.family, predicted.is_transformer, size, measured[name][size], nbytes / MIB)
+            for size, nbytes in predicted.reserved.items()
+        ]
+        published.extend(found)
+        runs.extend(run for run in found if run.batch_size in used)
     table = _table()
     beside = constant(runs)
     transformers = [run for run in runs if run.is_transformer]
@@ -101,6 +109,7 @@ def _compare_timm(options: argparse.Namespace, console: Console, cache: Cache) -
     _add(table, "others, above the constant", errors(others, beside))
     _add(table, "transformers, from batch to batch", errors_of_differences(transformers))
     _add(table, "all models, all that was measured", errors(runs, beside, above=False))
+    _add(table, "the same, failed runs among them", errors(published, beside, above=False))
     console.print(table, f"{len(runs)} runs of {len({run.model for run in runs})} models; constant {beside:,.0f} MiB")
     for why, count in left_out.items():
         if count:

@@ -50,7 +50,7 @@ def read_mlps(path: Path) -> list[Mlp]:
     with path.open(newline="") as file:
         return [
             Mlp(
-                name=f"{row['arch']} {row['depth']} x {row['input']}, {row['activation']}, batch {row['batch_size']}",
+                name=f"{row['arch']} {row['depth']} x {row['input']}, {row['activation']}",
                 inputs=int(row["input"]),
                 layers=tuple((kind, width) for kind, width, _ in literal_eval(row["layers"])),
                 dropout=float(row["dropout"]),
