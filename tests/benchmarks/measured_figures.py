@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MIB = 2**20
+PAGE = 2.0
+"""MiB: nothing smaller is taken from a GPU, and the smallest models are hardly larger than the constant."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def constant(runs: Iterable[Compared]) -> float:
 
 def errors(runs: Iterable[Compared], constant: float, above: bool = True) -> list[float]:
     """Signed relative error of each run: of the part above the constant, or of all that was measured."""
-    return [(run.reserved + constant - run.mib) / (run.mib - constant * above) for run in runs]
+    of = {run: max(run.mib - constant * above, PAGE) for run in runs}
+    return [(run.reserved + constant - run.mib) / part for run, part in of.items()]
 
 
 def errors_of_differences(runs: Iterable[Compared]) -> list[float]:
