@@ -75,7 +75,8 @@ class OpaqueBlocks:
         self._reasons: dict[str, str] = {}
         self._measured: dict[Hashable, Passes] = {}
         self._failed: _Failed | None = None
-        self._in_backward: str | None = None
+        # A list of its own, since a graph that stays alive holds what its hooks hold.
+        self._in_backward: list[str] = []
         self._device = ""
         self._remarks: list[str] = []
 
@@ -102,7 +103,8 @@ class OpaqueBlocks:
             world: in which the trace runs.
             traced: what is told of the work of opaque blocks.
         """
-        self._failed = self._in_backward = None
+        self._failed = None
+        self._in_backward.clear()
         paths = {id(module): path for path, module in self._root.named_modules()}
         for name, modules, copies in zip(blocks.names, blocks.modules, twins.modules, strict=True):
             for module, twin in zip(modules, copies, strict=True):
@@ -129,11 +131,8 @@ class OpaqueBlocks:
             raise
         for tensor in all_tensors(output):
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._enter_backward, block))
+                tensor.register_hook(partial(_enter_backward, self._in_backward, block))
         return output
-
-    def _enter_backward(self, block: str, gradient: Tensor) -> None:
-        self._in_backward = block
 
     def learn(self, error: Exception) -> bool:
         """Measure what has ended a trace.
@@ -145,9 +144,9 @@ class OpaqueBlocks:
             Whether another trace will come further: False where no block is to blame, or where it cannot run either.
         """
         failed, self._failed = self._failed, None
-        block, self._in_backward = self._in_backward, None
-        if failed is None and block is not None and block not in self._reasons and compat.raised_in_backward(error):
-            failed = _Failed(block, "", None)
+        if failed is None and self._in_backward and compat.raised_in_backward(error):
+            block = self._in_backward[-1]
+            failed = None if block in self._reasons else _Failed(block, "", None)
         if failed is None:
             return self.optimizers.learn(_in_short(error))
         if failed.block not in self._reasons:
@@ -198,6 +197,10 @@ class _Watched:
         call = Call.under_way(name, args, kwargs, self._world.devices[0].type)
         run = partial(run_method, module, name, inner, args, kwargs)
         return self._opaque.call(self._block, self._path, self._world, self._traced, module, run, call)
+
+
+def _enter_backward(entered: list[str], block: str, gradient: Tensor) -> None:
+    entered[:] = [block]
 
 
 def _in_short(error: Exception) -> str:

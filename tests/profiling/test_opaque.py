@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +215,28 @@ def test_the_model_is_left_alone() -> None:
     assert [sorted(vars(module)) for module in model.modules()] == attributes
     assert torch.equal(torch.get_rng_state(), drawn)
     assert torch.simulated.memory_allocated(0) == allocated
+
+
+class Keeps(Model):
+    """Keeps what it returns, with its graph."""
+
+    def forward(self, x: Any) -> Tensor:
+        self.kept = super().forward(x)
+        return self.kept
+
+
+def test_a_graph_that_a_trial_leaves_does_not_keep_the_model_alive() -> None:
+    def fails(model: nn.Module, batch: Tensor) -> Tensor:
+        model(batch)
+        raise ZeroDivisionError
+
+    model = Keeps(lambda: nn.Linear(WIDTH, WIDTH))
+    alive = weakref.ref(model)
+    with pytest.raises(ZeroDivisionError):
+        autobalance.profile(model, torch.ones(2, WIDTH), step=fails, target="simulated")
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 class Broken(nn.Module):
