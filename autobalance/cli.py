@@ -151,7 +151,7 @@ def _profile(options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    from autobalance.devices.calibration import cache_directory, calibrate
+    from autobalance.measuring.calibration import cache_directory, calibrate
     from autobalance.report.render import render
     from autobalance.report.tables import calibration_table
 

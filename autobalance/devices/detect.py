@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from autobalance.devices.calibration import known_calibration
 from autobalance.devices.device import PLAIN_BANDWIDTH, PLAIN_FLOPS, PLAIN_LINK, Device
 from autobalance.devices.table import recognise
+from autobalance.measuring.calibration import known_calibration
 
 
 def detect_devices(indices: Sequence[int] | None = None) -> tuple[Device, ...]:

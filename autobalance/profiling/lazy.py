@@ -16,8 +16,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autobalance import compat
 from autobalance.kernels.target import Target
+from autobalance.measuring.one_forward import run_one_forward
 from autobalance.profiling.copying import copy_module
-from autobalance.profiling.one_forward import run_one_forward
 from autobalance.profiling.sandbox import random_state_kept
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.trial import Batch, Trial

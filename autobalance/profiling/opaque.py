@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from autobalance import compat
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import Target
+from autobalance.measuring.captured import on_device
+from autobalance.measuring.extrapolate import measured_or_extrapolated
+from autobalance.measuring.meters import meter_for
+from autobalance.measuring.passes import Passes, run_passes
+from autobalance.measuring.signatures import signature_of, signature_of_module
+from autobalance.measuring.visit import Call, Courier, all_tensors
 from autobalance.placement.hooks import replace_method, run_method
 from autobalance.placement.move import Mover
-from autobalance.profiling.captured import on_device
-from autobalance.profiling.extrapolate import measured_or_extrapolated
-from autobalance.profiling.meters import meter_for
 from autobalance.profiling.opaque_optimizers import OpaqueOptimizers
-from autobalance.profiling.passes import Passes, run_passes
 from autobalance.profiling.sandbox import random_state_kept
-from autobalance.profiling.signatures import signature_of, signature_of_module
 from autobalance.profiling.substitute import substitute
 from autobalance.profiling.traced import Traced
-from autobalance.profiling.visit import Call, Courier, all_tensors
 from autobalance.profiling.work import Phase
 from autobalance.profiling.world import World
 

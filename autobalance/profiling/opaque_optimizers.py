@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.kernels.target import Target
-from autobalance.profiling.meters import Meter, meter_for
+from autobalance.measuring.meters import Meter, meter_for
 from autobalance.profiling.sandbox import random_state_kept
 
 

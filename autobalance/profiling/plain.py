@@ -10,9 +10,9 @@ from torch import nn
 
 from autobalance.blocks import find_blocks
 from autobalance.kernels.present import target_of
+from autobalance.measuring.measure import measure as measure_blocks
+from autobalance.measuring.measurement import with_measurements
 from autobalance.profiling.batches import samples_in, with_samples
-from autobalance.profiling.measure import measure as measure_blocks
-from autobalance.profiling.measurement import with_measurements
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.scaling import unscaled, with_batch_sizes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autobalance.devices.calibration import Calibration, known_calibration
 from autobalance.kernels.present import present_gpu
 from autobalance.kernels.target import Target
+from autobalance.measuring.calibration import Calibration, known_calibration
 from autobalance.profiling.roofline import Rates, reference_rates
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
+from autobalance.measuring.passes import Passes
+from autobalance.measuring.visit import Courier
 from autobalance.placement.move import Mover
-from autobalance.profiling.passes import Passes
-from autobalance.profiling.visit import Courier
 from autobalance.profiling.work import Phase
 
 Charge = Callable[[Phase, Tensor], None]

@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
-from autobalance.devices.calibration import Calibration
+from autobalance.measuring.calibration import Calibration
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.report.grid import add_line, grid

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from autobalance.profiling.splice import repeated
 from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, build, loss
 
 import autobalance
+from autobalance.profiling.splice import repeated
 
 SECONDS = {"Llama-7B": 4.0, "BLOOM-176B": 8.0}
 RESIDENT = 2 * 2**30
@@ -41,7 +41,9 @@ def main() -> int:
     if options.one:
         print(json.dumps(_profiled(options.one, options.target)))
         return 0
-    table = Table("shape", "parameters", "seconds", "of the CPU", "limit", "resident", "file", "peak, step 1", "step 2", "spliced")
+    table = Table(
+        "shape", "parameters", "seconds", "of the CPU", "limit", "resident", "file", "peak, step 1", "step 2", "spliced"
+    )
     kept = True
     for name in SHAPES:
         found = _in_a_process(name, options.target)

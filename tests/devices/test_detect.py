@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from autobalance.devices import detect
-from autobalance.devices.calibration import Calibration, Identity
 from autobalance.devices.detect import detect_devices
 from autobalance.devices.words import parse_devices
+from autobalance.measuring.calibration import Calibration, Identity
 
 GIB = 2**30
 

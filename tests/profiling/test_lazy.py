@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 import autobalance
 from autobalance.blocks import find_blocks
-from autobalance.profiling.measure import measure
+from autobalance.measuring.measure import measure
 from autobalance.profiling.trial import Batch, PlainTrial
 
 

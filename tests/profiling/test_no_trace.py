@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import autobalance
 from autobalance.blocks import find_blocks
-from autobalance.profiling.measure import measure
+from autobalance.measuring.measure import measure
 from autobalance.profiling.trial import Batch, PlainTrial
 
 WIDTH, SIZE = 8, 32

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from autobalance.devices.calibration import Calibration, Identity
 from autobalance.kernels.target import Target, find_target
+from autobalance.measuring.calibration import Calibration, Identity
 from autobalance.profiling import rates
 from autobalance.profiling.rates import rates_for
 

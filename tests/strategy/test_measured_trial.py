@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from autobalance.blocks import find_blocks
+from autobalance.measuring.measure import measure
+from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.lazy import learn_shapes
-from autobalance.profiling.measure import measure
-from autobalance.profiling.measurement import Measurement
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.trial import LightningTrial
 

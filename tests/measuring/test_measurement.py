@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autobalance.profiling.measurement import Measurement, with_measurements
+from autobalance.measuring.measurement import Measurement, with_measurements
 from autobalance.profiling.profile import Profile
 
 KIB = 1024

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from autobalance.measuring.visit import Call
 from autobalance.placement.contents import attributes
-from autobalance.profiling.visit import Call
 
 
 def signature_of_module(module: nn.Module) -> Hashable:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import autobalance
-from autobalance.devices import probe
-from autobalance.devices.calibration import (
+from autobalance.measuring import probe
+from autobalance.measuring.calibration import (
     Calibration,
     Identity,
     cache_directory,

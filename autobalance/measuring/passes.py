@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autobalance.profiling.meters import Meter
+from autobalance.measuring.meters import Meter
+from autobalance.measuring.visit import Call, Returned, Storages, Visit
 from autobalance.profiling.roofline import Work
-from autobalance.profiling.visit import Call, Returned, Storages, Visit
 from autobalance.profiling.work import WorkCounter
 
 REPEATS = 5

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import Blocks
+from autobalance.measuring.one_forward import run_one_forward
+from autobalance.measuring.visit import Call
 from autobalance.placement.hooks import replace_method, run_method
 from autobalance.profiling.copying import copy_module
 from autobalance.profiling.lazy import with_shape
-from autobalance.profiling.one_forward import run_one_forward
 from autobalance.profiling.trial import Batch, Trial
-from autobalance.profiling.visit import Call
 
 Run = Callable[[int, str, nn.Module, Call], Any]
 """Runs the module of that name, all or part of the block of that index; returns what it returns, on the host."""

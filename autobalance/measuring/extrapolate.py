@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autobalance.measuring.passes import Passes
+from autobalance.measuring.visit import Call, Courier, all_tensors
 from autobalance.placement.move import Mover
-from autobalance.profiling.passes import Passes
-from autobalance.profiling.visit import Call, Courier, all_tensors
 
 _FIGURES = (
     "forward_time",

@@ -14,8 +14,8 @@ import torch
 
 import autobalance
 from autobalance import compat
-from autobalance.devices.calibration import Calibration, Identity
-from autobalance.profiling.meters import Meter, make_meter
+from autobalance.measuring.calibration import Calibration, Identity
+from autobalance.measuring.meters import Meter, make_meter
 
 REPEATS = 5
 ENOUGH = 0.02  # seconds: what takes so long is measured well

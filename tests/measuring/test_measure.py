@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import autobalance
 from autobalance.blocks import Blocks, find_blocks
-from autobalance.profiling.measure import measure
-from autobalance.profiling.measurement import Measurement
+from autobalance.measuring.measure import measure
+from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.trial import Batch, PlainTrial
 from autobalance.simulated import simulate
 from tests.models import CASES

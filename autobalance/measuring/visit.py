@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.compat import storage_key
+from autobalance.measuring.meters import Meter
 from autobalance.placement.contents import Contents, is_atom, parts
 from autobalance.placement.hooks import run_method
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
-from autobalance.profiling.meters import Meter
 from autobalance.profiling.trial import HostLocator
 
 

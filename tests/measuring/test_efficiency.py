@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from autobalance.devices.calibration import Calibration, Identity
-from autobalance.profiling.efficiency import calibrated_rates, efficiency_of_kinds, with_efficiency
-from autobalance.profiling.measurement import Measurement
+from autobalance.measuring.calibration import Calibration, Identity
+from autobalance.measuring.efficiency import calibrated_rates, efficiency_of_kinds, with_efficiency
+from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.roofline import Rates, Work, seconds
 

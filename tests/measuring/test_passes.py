@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autobalance.profiling.meters import make_meter
-from autobalance.profiling.passes import Passes, run_forward, run_passes
-from autobalance.profiling.signatures import signature_of, signature_of_module
-from autobalance.profiling.visit import Call
+from autobalance.measuring.meters import make_meter
+from autobalance.measuring.passes import Passes, run_forward, run_passes
+from autobalance.measuring.signatures import signature_of, signature_of_module
+from autobalance.measuring.visit import Call
 
 DEVICES = ["simulated:1", "cpu"]
 BYTES = 16 * 64 * 4  # of an activation

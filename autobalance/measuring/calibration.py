@@ -96,7 +96,7 @@ def calibrate(devices: Sequence[str] | None = None, force: bool = False) -> tupl
     Raises:
         ValueError: a device is not there.
     """
-    from autobalance.devices.probe import identity_of, present_devices, probe, probe_links
+    from autobalance.measuring.probe import identity_of, present_devices, probe, probe_links
 
     names = list(devices) if devices is not None else present_devices()
     identities = [identity_of(name) for name in names]
@@ -125,7 +125,7 @@ def known_calibration(device: str) -> Calibration | None:
     Raises:
         ValueError: the device is not there.
     """
-    from autobalance.devices.probe import identity_of
+    from autobalance.measuring.probe import identity_of
 
     return read_calibration(identity_of(device))
 

@@ -18,17 +18,17 @@ from torch import nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
+from autobalance.measuring.captured import changed_attributes, on_device, plain_attributes, run_blocks
+from autobalance.measuring.extrapolate import forward_in_parts, measured_or_extrapolated
+from autobalance.measuring.measurement import Measurement
+from autobalance.measuring.meters import Meter, make_meter
+from autobalance.measuring.passes import Passes, run_forward, run_passes
+from autobalance.measuring.signatures import signature_of, signature_of_module
+from autobalance.measuring.visit import Call, Courier, Storages
 from autobalance.placement.move import Mover
-from autobalance.profiling.captured import changed_attributes, on_device, plain_attributes, run_blocks
-from autobalance.profiling.extrapolate import forward_in_parts, measured_or_extrapolated
 from autobalance.profiling.lazy import learn_shapes
-from autobalance.profiling.measurement import Measurement
-from autobalance.profiling.meters import Meter, make_meter
-from autobalance.profiling.passes import Passes, run_forward, run_passes
 from autobalance.profiling.sandbox import random_state_kept
-from autobalance.profiling.signatures import signature_of, signature_of_module
 from autobalance.profiling.trial import Batch, Trial
-from autobalance.profiling.visit import Call, Courier, Storages
 from autobalance.units import format_size
 
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autobalance.devices.calibration import Calibration
-from autobalance.profiling.measurement import Measurement
+from autobalance.measuring.calibration import Calibration
+from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.roofline import LAUNCH_TIME, Rates, seconds
 
