@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autobalance.measuring.calibration import Calibration
+from autobalance.measuring.calibration import Calibration, known_calibration, write_calibration
 from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.roofline import LAUNCH_TIME, Rates, seconds
@@ -44,6 +44,19 @@ def with_efficiency(calibration: Calibration, efficiency: Mapping[str, float]) -
         efficiency: share by class name.
     """
     return replace(calibration, efficiency={**calibration.efficiency, **efficiency})
+
+
+def learn_efficiency(profile: Profile, measurements: Sequence[Measurement], device: str) -> None:
+    """Keep in the calibration of a device what share of its speed these blocks reached; nothing without a calibration.
+
+    Args:
+        profile: of the model that was measured, with its calculated work.
+        measurements: of its blocks.
+        device: on which they were measured.
+    """
+    known = known_calibration(device)
+    if known is not None:
+        write_calibration(with_efficiency(known, efficiency_of_kinds(profile, measurements, calibrated_rates(known))))
 
 
 def calibrated_rates(calibration: Calibration, kind: str = "") -> Rates:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from torch import nn
@@ -16,6 +15,7 @@ from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.roofline import Rates, Work, seconds
 from autobalance.profiling.timeline import ROOT, Timeline
 from autobalance.profiling.traced import ROOT_ACCOUNT, Traced
+from autobalance.profiling.walk import last_step, row_of, walk
 from autobalance.profiling.work import Phase
 
 
@@ -27,7 +27,7 @@ def build_profile(
     training: bool,
     precision: str,
     target: str,
-    rates: Rates,
+    rates: Callable[[str], Rates],
     notes: Sequence[str],
 ) -> Profile:
     """Turn a trace with every block apart into a profile in call order.
@@ -39,7 +39,7 @@ def build_profile(
         training: whether it trained.
         precision: as Lightning names it.
         target: whose kernels were counted.
-        rates: how fast it works.
+        rates: how fast it works, by the class of a block.
         notes: what a reader should know.
 
     Returns:
@@ -158,16 +158,17 @@ def _rows(
     names: Sequence[str],
     blocks: Blocks,
     order: Sequence[int],
-    rates: Rates,
+    rates: Callable[[str], Rates],
 ) -> tuple[BlockCost, ...]:
     count = len(names)
-    forward, backward, stop = _last_step(timeline)
+    forward, backward, stop = last_step(timeline)
     ahead, back = walk(timeline, count, forward, backward), walk(timeline, count, backward, stop)
     kinds = traced.tracer.kinds
+    kinds_of_blocks = ["+".join(type(module).__name__ for module in blocks.modules[block]) for block in order]
     saved, inputs = [0] * count, [0] * count
     static = {kind: [0] * count for kind in ("weights", "gradients", "optimizer", "buffers")}
     for storage in ahead.after - ahead.before:
-        row = _row(timeline.owners[storage], count)
+        row = row_of(timeline.owners[storage], count)
         if row is not None and kinds[storage] not in (*static, "workspace"):
             saved[row] += timeline.sizes[storage]
     for storage in ahead.born:
@@ -175,19 +176,19 @@ def _rows(
         if owner >= 0 and storage in traced.tracer.copies:
             inputs[owner] += timeline.sizes[storage]
     for storage in walk(timeline, count, stop, len(timeline.events)).before | back.after:
-        row = _row(timeline.owners[storage], count)
+        row = row_of(timeline.owners[storage], count)
         if row is not None and kinds[storage] in static:
             static[kinds[storage]][row] += timeline.sizes[storage]
     steps = max(1, sum(name.endswith(" forward") for name, _ in timeline.marks))
     forward_work = _work_of_a_step(traced, "forward", owner_of, count, steps)
     backward_work = _work_of_a_step(traced, "backward", owner_of, count, steps)
     # An operation on the tensors of all blocks at once is charged to one of them: share it out by what is updated.
-    stepping = seconds(chain(*_work_of_a_step(traced, "optimizer", owner_of, count, steps)), rates)
+    stepping = seconds(chain(*_work_of_a_step(traced, "optimizer", owner_of, count, steps)), rates(""))
     updated = max(1, sum(static["gradients"]))
     return tuple(
         BlockCost(
             name=names[k],
-            kind="+".join(type(module).__name__ for module in blocks.modules[order[k]]),
+            kind=kinds_of_blocks[k],
             weights=static["weights"][k],
             gradients=static["gradients"][k],
             optimizer=static["optimizer"][k],
@@ -197,8 +198,8 @@ def _rows(
             saved=saved[k],
             forward_transient=ahead.peak[k] - max(ahead.first[k], ahead.last[k]),
             backward_transient=back.peak[k] - max(back.first[k], back.last[k]),
-            forward_time=seconds(forward_work[k], rates),
-            backward_time=seconds(backward_work[k], rates),
+            forward_time=seconds(forward_work[k], rates(kinds_of_blocks[k])),
+            backward_time=seconds(backward_work[k], rates(kinds_of_blocks[k])),
             optimizer_time=stepping * static["gradients"][k] / updated,
             forward_work=forward_work[k],
             backward_work=backward_work[k],
@@ -208,77 +209,13 @@ def _rows(
     )
 
 
-@dataclass(frozen=True)
-class Walk:
-    """What a stretch of a timeline does to each owner.
-
-    Attributes:
-        before: storages alive at its start.
-        born: storages born in it.
-        after: storages alive at its end.
-        first: bytes of each block at its start.
-        last: bytes of each block at its end.
-        peak: most bytes of each block at once.
-    """
-
-    before: frozenset[int]
-    born: frozenset[int]
-    after: frozenset[int]
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    peak: tuple[int, ...]
-
-
-def walk(timeline: Timeline, count: int, start: int, stop: int) -> Walk:
-    """Follow the events from `start` to `stop`.
-
-    Args:
-        timeline: the trace.
-        count: number of blocks.
-        start: first event.
-        stop: one past the last event.
-    """
-    alive: set[int] = set()
-    born: set[int] = set()
-    bytes_of = [0] * count
-    before, first, peak = frozenset[int](), (0,) * count, [0] * count
-    for index, event in enumerate(timeline.events[:stop]):
-        if index == start:
-            before, first, peak = frozenset(alive), tuple(bytes_of), list(bytes_of)
-        storage = abs(event) - 1
-        row = _row(timeline.owners[storage], count)
-        (alive.add if event > 0 else alive.discard)(storage)
-        if event > 0 and index >= start:
-            born.add(storage)
-        if row is not None:
-            bytes_of[row] += timeline.sizes[storage] if event > 0 else -timeline.sizes[storage]
-            peak[row] = max(peak[row], bytes_of[row])
-    if start >= stop:
-        before, first, peak = frozenset(alive), tuple(bytes_of), list(bytes_of)
-    return Walk(before, frozenset(born), frozenset(alive), first, tuple(bytes_of), tuple(peak))
-
-
-def _last_step(timeline: Timeline) -> tuple[int, int, int]:
-    """Where the last step's forward and backward begin, and where the backward ends."""
-    forward = backward = 0
-    stop = len(timeline.events)
-    for name, index in timeline.marks:
-        if name.startswith("step ") and name.endswith(" forward"):
-            forward, backward, stop = index, len(timeline.events), len(timeline.events)
-        elif name.startswith("step ") and name.endswith(" backward"):
-            backward, stop = index, len(timeline.events)
-        elif backward < len(timeline.events) and stop == len(timeline.events):
-            stop = index
-    return forward, min(backward, len(timeline.events)), stop
-
-
 def _work_of_a_step(
     traced: Traced, phase: Phase, owner_of: Mapping[int, int], count: int, steps: int
 ) -> list[tuple[Work, ...]]:
     """What each row does in one step."""
     rows: list[list[Work]] = [[] for _ in range(count)]
     for account, owner in owner_of.items():
-        row = _row(owner, count)
+        row = row_of(owner, count)
         if row is not None:
             rows[row] += traced.work.work(phase, account)
     return [
@@ -294,8 +231,3 @@ def _dtype_of(modules: Sequence[nn.Module]) -> str:
         for parameter in module.parameters():
             numbers[str(parameter.dtype).removeprefix("torch.")] += with_shape(parameter).numel()
     return numbers.most_common(1)[0][0] if numbers else ""
-
-
-def _row(owner: int, count: int) -> int | None:
-    """The row that tells of an owner: what is on the root device stands in the last block's; None: no row."""
-    return count - 1 if owner == ROOT else owner if owner >= 0 else None

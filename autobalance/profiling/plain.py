@@ -10,6 +10,7 @@ from torch import nn
 
 from autobalance.blocks import find_blocks
 from autobalance.kernels.present import target_of
+from autobalance.measuring.efficiency import learn_efficiency
 from autobalance.measuring.measure import measure as measure_blocks
 from autobalance.measuring.measurement import with_measurements
 from autobalance.profiling.batches import samples_in, with_samples
@@ -88,7 +89,9 @@ def profile(
     if scalable:
         found = _for_any_batch(found, sampled, traced)
     if measure is not None:
-        found = with_measurements(found, measure_blocks(model, sampled, blocks, trial, measure))
+        measurements = measure_blocks(model, sampled, blocks, trial, measure)
+        learn_efficiency(found, measurements, str(measure))
+        found = with_measurements(found, measurements)
     return found
 
 

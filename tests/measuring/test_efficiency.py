@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from autobalance.measuring import efficiency
 from autobalance.measuring.calibration import Calibration, Identity
-from autobalance.measuring.efficiency import calibrated_rates, efficiency_of_kinds, with_efficiency
+from autobalance.measuring.efficiency import calibrated_rates, efficiency_of_kinds, learn_efficiency, with_efficiency
 from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.roofline import Rates, Work, seconds
@@ -49,3 +50,18 @@ def test_a_block_that_was_not_measured_or_does_nothing_tells_nothing() -> None:
     assert efficiency_of_kinds(profile(), measurements()[2:], calibrated_rates(CALIBRATION)) == {"B": 1.0}
     idle = Profile.from_costs(static=[1])
     assert efficiency_of_kinds(idle, [Measurement("block0", 1.0, 1.0)], calibrated_rates(CALIBRATION)) == {}
+
+
+def test_what_is_learned_is_kept_beside_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [with_efficiency(CALIBRATION, {"Other": 0.7})]
+    monkeypatch.setattr(efficiency, "known_calibration", lambda device: kept[-1])
+    monkeypatch.setattr(efficiency, "write_calibration", kept.append)
+    learn_efficiency(profile(), measurements(), "cuda:0")
+    expected = efficiency_of_kinds(profile(), measurements(), calibrated_rates(CALIBRATION))
+    assert kept[-1].efficiency == {"Other": 0.7, **expected}
+
+
+def test_nothing_is_learned_on_a_device_that_was_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficiency, "known_calibration", lambda device: None)
+    monkeypatch.setattr(efficiency, "write_calibration", lambda calibration: pytest.fail("kept something"))
+    learn_efficiency(profile(), measurements(), "cuda:0")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autobalance.profiling.costs import call_order, walk
+from autobalance.profiling.costs import call_order
 from autobalance.profiling.timeline import ROOT, Timeline
+from autobalance.profiling.walk import walk
 
 
 @pytest.mark.parametrize(
