@@ -11,7 +11,8 @@ from autobalance.partitioning.budgets import budgets_of
 from autobalance.partitioning.plan import relative_use
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.times import naive_step_time
-from autobalance.profiling.profile import BlockCost, Profile, require_profile
+from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.profiling.required import require_profile
 
 
 @dataclass(frozen=True)

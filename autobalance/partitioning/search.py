@@ -17,7 +17,8 @@ from autobalance.partitioning.policies import POLICIES, balanced, policy_name
 from autobalance.partitioning.problem import Problem, Solution
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.times import naive_step_time
-from autobalance.profiling.profile import Profile, require_profile
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.required import require_profile
 from autobalance.units import parse_size
 
 # Plans that a process remembers. A fit asks again for the plan that a trial made.

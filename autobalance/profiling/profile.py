@@ -10,12 +10,12 @@ from autobalance.allocator.replay import replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
 from autobalance.profiling.block_cost import BlockCost, between
 from autobalance.profiling.holders import Holder, Parts
-from autobalance.profiling.textbook import textbook
+from autobalance.profiling.textbook import COLUMNS, textbook
 from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline
 from autobalance.saved import load, save
 from autobalance.units import parse_size
 
-__all__ = ["BlockCost", "Profile", "require_profile"]
+__all__ = ["BlockCost", "Profile"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Profile:
         granule: bytes to whose multiples the device rounds storages up.
         holders: what holds the most at the peak, the largest first.
         parts: how certain the bytes at the peak are.
+        larger: the timeline of larger batches, where a batch of one sample takes another way through the step.
         other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
     """
 
@@ -62,6 +63,7 @@ class Profile:
     other_batch_size: int = 0
     holders: tuple[Holder, ...] = ()
     parts: Parts = field(default_factory=Parts)
+    larger: tuple[Timeline, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.blocks)
@@ -158,6 +160,7 @@ class Profile:
 
         Bytes of storages, and so all peaks, are those that a trace at that size would find. Rows of blocks lie on a
         line through the two sizes that were traced, which rounding can bend by a granule for each of their storages.
+        Only a batch of one can differ, where tensors of one sample are laid out so that torch copies less.
 
         Example:
             >>> autobalance.plan(profile.scaled(64), "4x24GiB")     # doctest: +SKIP
@@ -197,6 +200,8 @@ class Profile:
             raise ValueError(f"batch_size={batch_size}; a batch has at least one sample")
         if batch_size == self.batch_size:
             return self.timeline
+        if self.larger:
+            return self.larger[0].scaled(batch_size, self.granule)
         if not self.batch_size or len(self.timeline.per_sample) != len(self.timeline.sizes):
             told = [note for note in self.notes if "batch" in note]
             raise ValueError(
@@ -243,15 +248,8 @@ class Profile:
         Raises:
             ValueError: lists of different lengths, or a number that is negative or not finite.
         """
-        given = {
-            "static": static,
-            "saved": saved,
-            "transient": transient,
-            "forward_time": forward_time,
-            "backward_time": backward_time,
-            "transfer": transfer,
-        }
-        blocks, timeline = textbook(given, names)
+        columns = (static, saved, transient, forward_time, backward_time, transfer)
+        blocks, timeline = textbook(dict(zip(COLUMNS, columns, strict=True)), names)
         return cls(
             blocks,
             timeline,
@@ -294,21 +292,6 @@ class Profile:
             ValueError: the file is no profile, one of another version, or damaged.
         """
         return load(path, "profile", cls)
-
-
-def require_profile(thing: object, function: str) -> None:
-    """Refuse what is no profile.
-
-    Example:
-        >>> require_profile(profile, "plan")
-
-    Raises:
-        TypeError: it is something else, such as the model itself.
-    """
-    if not isinstance(thing, Profile):
-        raise TypeError(
-            f"{function} takes a Profile, not a {type(thing).__name__}; make one with autobalance.profile(model, batch)"
-        )
 
 
 def _settings(given: AllocatorSettings | None) -> AllocatorSettings:

@@ -55,10 +55,24 @@ def with_batch_sizes(
     try:
         timeline = lines_through(timelines, (batch_size, *chosen))
     except ValueError as error:
+        if batch_size == 1 and others is None:
+            return _beside_one(profile, traced, profile_at, error)
         return unscaled(profile, str(error))
     return replace(
         profile, timeline=timeline, batch_size=batch_size, other_blocks=traced[0].blocks, other_batch_size=chosen[0]
     )
+
+
+def _beside_one(
+    profile: Profile, traced: Sequence[Profile], profile_at: Callable[[int], Profile], error: ValueError
+) -> Profile:
+    """A profile of one sample that knows larger batches by themselves: of one, torch copies less."""
+    two, three = traced
+    try:
+        larger = lines_through([each.timeline for each in (two, three, profile_at(4))], (2, 3, 4))
+    except ValueError:
+        return unscaled(profile, str(error))
+    return replace(profile, batch_size=1, larger=(larger,), other_blocks=two.blocks, other_batch_size=2)
 
 
 def unscaled(profile: Profile, reason: str) -> Profile:

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from autobalance.profiling.block_cost import BlockCost
 from autobalance.profiling.timeline import Timeline
 
+COLUMNS = ("static", "saved", "transient", "forward_time", "backward_time", "transfer")
+"""What is said of every block: bytes, seconds, bytes."""
+
 
 def textbook(
     columns: Mapping[str, Sequence[float] | None], names: Sequence[str] | None = None
@@ -30,8 +33,7 @@ def textbook(
     if transfer is not None and len(transfer) == count - 1:
         transfer = [*transfer, 0]
     given = {**columns, "transfer": transfer}
-    whats = ("static", "saved", "transient", "forward_time", "backward_time", "transfer")
-    column = {what: _column(what, given.get(what), count) for what in whats}
+    column = {what: _column(what, given.get(what), count) for what in COLUMNS}
     if names is not None and len(names) != count:
         raise ValueError(f"names has {len(names)} entries, static has {count}; they describe the same blocks")
     sizes = {what: [_whole(size) for size in column[what]] for what in ("static", "saved", "transient", "transfer")}

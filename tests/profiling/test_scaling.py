@@ -48,6 +48,31 @@ def test_a_batch_of_one_is_compared_with_two_and_three() -> None:
     assert other_sizes(8) == (16, 24)
 
 
+class Turned(nn.Module):
+    """Turns samples and tokens around: of one sample, that is no copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).transpose(0, 1).contiguous() ** 2)
+
+
+def test_larger_batches_are_known_where_one_sample_takes_another_way() -> None:
+    model = Turned()
+
+    def profile_at(samples: int) -> Profile:
+        return profile_with(model, torch.zeros(samples, 32, 16), lambda model, x: model(x).sum())
+
+    scalable = with_batch_sizes(profile_at(1), 1, profile_at)
+    assert len(profile_at(2).timeline.sizes) != len(scalable.timeline.sizes)
+    assert scalable.notes == ()
+    for samples in (1, 2, 7):
+        assert scalable.peak(2, batch_size=samples) == profile_at(samples).peak(2)
+    assert scalable.scaled(7).timeline.sizes == profile_at(7).timeline.sizes
+
+
 class Similar(nn.Module):
     """Compares all samples with one another, as contrastive losses do."""
 
