@@ -16,11 +16,12 @@ from torch import Tensor
 from autobalance import compat
 from autobalance.kernels import activations, attention, norms, recurrent
 from autobalance.kernels.target import Target
-from autobalance.kernels.versions import release
+from autobalance.kernels.versions import is_assumed, release
 from autobalance.simulated import dispatch, elements
 from autobalance.simulated.tensor import SimulatedTensor
 
 _aten = torch.ops.aten
+_GROUP_NORM, _GROUP_NORM_BACKWARD = _aten.group_norm.default, _aten.native_group_norm_backward.default
 Targets = Target | Mapping[int, Target]
 
 
@@ -44,7 +45,30 @@ def emulating(targets: Targets, backend: str) -> Iterator[None]:
             library.impl(func, _choosing(func, emulated, targets), f"Autograd{backend}")
         for func in (*activations.KERNELS_OF_THEIR_OWN, *norms.KERNELS_OF_THEIR_OWN) if elsewhere else ():
             library.impl(func, _without_parts(func), backend)
-        with dispatch.standing_in(STANDING_IN if elsewhere else {}):
+        copying = {_GROUP_NORM_BACKWARD: _group_norm_backward(targets)} if elsewhere else {}
+        with dispatch.standing_in(STANDING_IN if elsewhere else {}), dispatch.carrying_out(copying):
+            yield
+    finally:
+        compat.drop_library(library)
+
+
+@contextlib.contextmanager
+def as_assumed(target: Target) -> Iterator[None]:
+    """Inside, torch's operations on simulated devices do as in the release of torch that is assumed.
+
+    Only an older release can be assumed: what a newer one leaves out of its operations cannot be taken out of these.
+
+    Example:
+        >>> with assuming((2, 13)), as_assumed(SIMULATED): ...
+
+    Args:
+        target: simulated devices; for a GPU `emulating` does the same.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        if is_assumed():
+            library.impl(_GROUP_NORM, _choosing(_GROUP_NORM, _group_norm, target), "AutogradPrivateUse1")
+        with dispatch.carrying_out({_GROUP_NORM_BACKWARD: _group_norm_backward(target)} if is_assumed() else {}):
             yield
     finally:
         compat.drop_library(library)
@@ -107,9 +131,32 @@ def _rms_norm(
     return plain
 
 
+def _group_norm(target: Target, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+    return norms.group_norm(target, release(), value, *rest, **options)
+
+
+def _group_norm_backward(targets: Targets) -> Callable[[Any, Any, Any], Any]:
+    """The copies that the formula of the gradient makes before the kernel (tools/autograd/derivatives.yaml)."""
+    carry_out = dispatch.carrier_of(_GROUP_NORM_BACKWARD)
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        gradient, value, *rest = args
+        if norms.copies_group_norm(target_of(targets, value.device.index), release()):
+            gradient, value = _made_contiguous(gradient), _made_contiguous(value)
+        return carry_out(func, (gradient, value, *rest), kwargs)
+
+    return run
+
+
+def _made_contiguous(tensor: Tensor) -> Tensor:
+    """As `contiguous()`, which arrives whole below autograd, where it is not one kernel."""
+    return tensor if tensor.is_contiguous() else tensor.clone(memory_format=torch.contiguous_format)
+
+
 EMULATED: dict[Any, Callable[..., Any]] = {
     _aten.scaled_dot_product_attention.default: _attention,
     _aten.rms_norm.default: _rms_norm,
+    _GROUP_NORM: _group_norm,
 }
 """Composite operations, and what takes their place: called with the target and the operation's arguments."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,48 @@ def is_rms_norm_fused(target: Target, release: tuple[int, int], value: Tensor, w
     contiguous = value.is_contiguous() or not _is_channels_last(value)
     same_type = weight is None or weight.dtype is value.dtype
     return bool(table.FUSED_RMS_NORM.value(target, release)) and contiguous and same_type and not value.is_complex()
+
+
+def group_norm(
+    target: Target,
+    release: tuple[int, int],
+    value: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    enabled: bool = True,
+) -> Tensor:
+    """`group_norm` with the copy of its input that a release of torch makes before the kernel.
+
+    Args:
+        target: the GPU, which knows no channels-last kernel where the copy is an operation of its own.
+        release: of torch.
+        value: the input.
+        groups, weight, bias, eps, enabled: as for torch's.
+
+    Source: aten/src/ATen/native/group_norm.cpp, group_norm.
+    """
+    if not copies_group_norm(target, release):
+        plain: Tensor = _aten.group_norm.default.decompose(value, groups, weight, bias, eps, enabled)
+        return plain
+    kept = _is_channels_last(value) and not target.is_emulated
+    value = value if kept else value.contiguous()
+    parts = [part if part is None else part.contiguous() for part in (weight, bias)]
+    count, channels = value.shape[:2]
+    inner = math.prod(value.shape[2:])
+    result: Tensor = _aten.native_group_norm(value, *parts, count, channels, inner, groups, eps)[0]
+    return result
+
+
+def copies_group_norm(target: Target, release: tuple[int, int]) -> bool:
+    """Whether operands of `group_norm`, forward and backward, are made contiguous before the kernel.
+
+    Args:
+        target: the GPU.
+        release: of torch.
+    """
+    return bool(table.GROUP_NORM_COPIES.value(target, release))
 
 
 def _is_channels_last(value: Tensor) -> bool:

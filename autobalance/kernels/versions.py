@@ -15,6 +15,11 @@ def release() -> tuple[int, int]:
     return _assumed or _installed
 
 
+def is_assumed() -> bool:
+    """Whether the release whose tables are used is another than the one that runs."""
+    return release() != _installed
+
+
 @contextlib.contextmanager
 def assuming(other: tuple[int, int]) -> Iterator[None]:
     """Use the tables of another release of torch inside.

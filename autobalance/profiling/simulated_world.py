@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
-from autobalance.kernels.emulation import emulating
+from autobalance.kernels.emulation import as_assumed, emulating
 from autobalance.kernels.target import Target
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
@@ -63,8 +63,9 @@ class SimulatedWorld:
             entering.enter_context(compat.as_written())
             if self._mode is not None:
                 entering.enter_context(fake_elements(self._mode, self._note))
-                if self._target.is_emulated:
-                    entering.enter_context(emulating(self._target, "PrivateUse1"))
+                target = self._target
+                kernels = emulating(target, "PrivateUse1") if target.is_emulated else as_assumed(target)
+                entering.enter_context(kernels)
             entering.enter_context(dispatch.observing(self._observe))
             entering.enter_context(reading(lambda: self._observe(_READ, (), {}, None, None)))
             self._stack = entering.pop_all()

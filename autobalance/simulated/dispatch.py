@@ -62,9 +62,15 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         RuntimeError: operands are on different devices.
         torch.OutOfMemoryError: a result does not fit on its device.
     """
-    special = _special_cases.get(id(func))
-    if special is not None:
-        return special(func, args, kwargs)
+    return carrier_of(func)(func, args, kwargs)
+
+
+def carrier_of(func: Any) -> Callable[[Any, Any, Any], Any]:
+    """The function, on simulated tensors, that carries out an operator."""
+    return _special_cases.get(id(func), _as_it_is)
+
+
+def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
     return Call(func, args, kwargs).run(func)
 
 
@@ -78,7 +84,11 @@ def carry_out(func: Any, special: Callable[[Any, Any, Any], Any]) -> None:
 
 def emulate(func: Any, kernel: Callable[..., Any]) -> None:
     """Let `kernel`, on elements, stand in for an operator that the CPU does not have."""
-    carry_out(func, lambda func, args, kwargs: Call(func, args, kwargs).run(kernel))
+    carry_out(func, _on_elements(kernel))
+
+
+def _on_elements(kernel: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
+    return lambda func, args, kwargs: Call(func, args, kwargs).run(kernel)
 
 
 @contextlib.contextmanager
@@ -88,9 +98,20 @@ def standing_in(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     Args:
         kernels: by operator overload.
     """
-    before = {func: _special_cases.get(id(func)) for func in kernels}
-    for func, kernel in kernels.items():
-        emulate(func, kernel)
+    with carrying_out({func: _on_elements(kernel) for func, kernel in kernels.items()}):
+        yield
+
+
+@contextlib.contextmanager
+def carrying_out(specials: Mapping[Any, Callable[[Any, Any, Any], Any]]) -> Iterator[None]:
+    """Let functions, on simulated tensors, carry out operators inside.
+
+    Args:
+        specials: as for `carry_out`, by operator overload.
+    """
+    before = {func: _special_cases.get(id(func)) for func in specials}
+    for func, special in specials.items():
+        carry_out(func, special)
     try:
         yield
     finally:

@@ -44,10 +44,16 @@ def _in_format_of_input(gradient: Tensor, value: Tensor, *rest: Any, **options: 
     return _contiguous_as_input(gradient, value)
 
 
+def _in_format_of_first(value: Tensor, *rest: Any, **options: Any) -> Tensor:
+    return _in_format_of_input(value, value)
+
+
 LAYOUTS: dict[Any, Callable[..., Tensor]] = {
+    _aten.native_group_norm.default: _in_format_of_first,
     _aten.native_layer_norm_backward.default: _contiguous,
     _aten._log_softmax_backward_data.default: _contiguous,
     _aten.glu_backward.default: _contiguous_as_input,
+    _aten.native_group_norm_backward.default: _in_format_of_input,
     _aten.native_batch_norm_backward.default: _in_format_of_input,
     _aten.reflection_pad2d_backward.default: _in_format_of_input,
     _aten.native_dropout_backward.default: _like_gradient,
