@@ -103,18 +103,29 @@ def lines_through(timelines: Sequence[Timeline], sizes: Sequence[int]) -> Timeli
         difference = _difference(first, timeline)
         if difference:
             raise ValueError(f"with {size} samples the step does something else than with {sizes[0]}: {difference}")
-    span = sizes[1] - sizes[0]
-    per_sample = tuple((other - one) // span for one, other in zip(first.fixed, second.fixed, strict=True))
-    fixed = tuple(one - each * sizes[0] for one, each in zip(first.fixed, per_sample, strict=True))
-    for timeline, size in zip(timelines, sizes, strict=True):
-        for storage, exact in enumerate(timeline.fixed):
-            if exact != fixed[storage] + per_sample[storage] * size:
-                seen = ", ".join(
-                    f"{each.fixed[storage]} bytes with {samples} samples"
-                    for each, samples in zip(timelines, sizes, strict=True)
-                )
-                raise ValueError(f"storage {storage} does not grow evenly: {seen}")
-    return replace(first, fixed=fixed, per_sample=per_sample)
+    lines = [
+        _line([timeline.fixed[storage] for timeline in timelines], sizes, storage, storage in first.scratch)
+        for storage in range(len(first.fixed))
+    ]
+    return replace(first, fixed=tuple(line[0] for line in lines), per_sample=tuple(line[1] for line in lines))
+
+
+def _line(seen: Sequence[int], sizes: Sequence[int], storage: int, is_scratch: bool) -> tuple[int, int]:
+    """(fixed, per sample) bytes of a storage; for a kernel's scratch, of which the parts are rounded each by itself and
+    only the sum is known, those of a line just above all that was seen."""
+    if is_scratch:
+        per_sample = -(-(seen[-1] - seen[0]) // (sizes[-1] - sizes[0]))
+    else:
+        per_sample = (seen[1] - seen[0]) // (sizes[1] - sizes[0])
+    rests = [nbytes - per_sample * size for nbytes, size in zip(seen, sizes, strict=True)]
+    if max(rests) - min(rests) > (_ROUNDING if is_scratch else 0):
+        told = ", ".join(f"{nbytes} bytes with {size} samples" for nbytes, size in zip(seen, sizes, strict=True))
+        raise ValueError(f"storage {storage} does not grow evenly: {told}")
+    return max(rests), per_sample
+
+
+_ROUNDING = 16 * 512
+"""Bytes by which a kernel's scratch may stray from a line: a granule of CUDA's allocator for each of its parts."""
 
 
 def _difference(one: Timeline, other: Timeline) -> str:

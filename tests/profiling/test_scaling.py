@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autobalance
 from autobalance.blocks import find_blocks
 from autobalance.profiling.batches import with_samples
 from autobalance.profiling.profile import BlockCost, Profile
@@ -133,6 +134,28 @@ def test_lines_by_hand() -> None:
     found = lines_through([timeline(100, 40), timeline(100, 80), timeline(100, 120)], [4, 8, 12])
     assert (found.fixed, found.per_sample) == ((100, 0), (0, 10))
     assert found.scaled(5, granule=1).sizes == (100, 50)
+
+
+def test_scratch_whose_parts_are_rounded_is_a_line_above_all_that_was_seen() -> None:
+    seen = (317440, 633856, 950784)  # 4 samples, 8, 12, of two buffers of 39,600 bytes a sample and two smaller ones
+    traced = [replace(timeline(100, nbytes), scratch=(1,)) for nbytes in seen]
+    found = lines_through(traced, [4, 8, 12])
+    for nbytes, samples in zip(seen, (4, 8, 12), strict=True):
+        assert 0 <= found.scaled(samples, granule=512).sizes[1] - nbytes <= 1024
+    with pytest.raises(ValueError, match=r"storage 1 does not grow evenly: 317440 bytes with 4 samples"):
+        lines_through([timeline(100, nbytes) for nbytes in seen], [4, 8, 12])
+    squared = [replace(timeline(100, 10_000 * samples**2), scratch=(1,)) for samples in (4, 8, 12)]
+    with pytest.raises(ValueError, match=r"storage 1 does not grow evenly: 160000 bytes with 4 samples"):
+        lines_through(squared, [4, 8, 12])
+
+
+def test_attention_of_any_length_can_be_scaled_with_the_kernels_of_cuda() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2)
+    tokens = torch.zeros(4, 50, 64)
+    scalable = autobalance.profile(model, tokens, target="A100-80GB", scalable=True)
+    fresh = autobalance.profile(model, with_samples(tokens, 64), target="A100-80GB")
+    assert scalable.notes == fresh.notes
+    assert scalable.peak(batch_size=64) == pytest.approx(fresh.peak(), rel=1e-3)
 
 
 @pytest.mark.parametrize(
