@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import Blocks
+from autobalance.measuring.call import Call
+from autobalance.measuring.hosted import Hosted
 from autobalance.measuring.one_forward import run_one_forward
-from autobalance.measuring.visit import Call
 from autobalance.placement.hooks import replace_method, run_method
 from autobalance.profiling.copying import copy_module
 from autobalance.profiling.lazy import with_shape
 from autobalance.profiling.trial import Batch, Trial
 
-Run = Callable[[int, str, nn.Module, Call], Any]
-"""Runs the module of that name, all or part of the block of that index; returns what it returns, on the host."""
+Run = Callable[[int, str, nn.Module, Call], tuple[Any, Sequence[Tensor]]]
+"""Runs the module of that name, all or part of the block of that index; returns what it returns, on the host, and
+those of the tensors in it that it returns on the host even where it is on a device."""
 
 
 def run_blocks(root: nn.Module, blocks: Blocks, trial: Trial, batch: Batch, run: Run) -> None:
@@ -40,14 +42,16 @@ def run_blocks(root: nn.Module, blocks: Blocks, trial: Trial, batch: Batch, run:
     """
     twin, _ = copy_module(root, partial(_on_host, _parameters_in(blocks), trial.dtype), trial.stand_ins(root, "real"))
     names = {id(module): name for name, module in root.named_modules()}
+    hosted = Hosted()
     declared = getattr(twin, "forward_methods", None)
     methods = declared() if callable(declared) else {}
     for index, (block, modules) in enumerate(zip(blocks.names, blocks.modules, strict=True)):
         for module in modules:
             path = names[id(module)]
             for method in ("forward", *methods.get(block, ()), *methods.get(path, ())):
-                replace_method(twin.get_submodule(path), method, _Stop(index, path, run))
-    run_one_forward(trial, twin, batch, torch.device("cpu"))
+                replace_method(twin.get_submodule(path), method, _Stop(index, path, run, hosted))
+    _keep_attributes_there(twin, hosted)
+    run_one_forward(trial, twin, batch, torch.device("cpu"), hosted)
 
 
 def _parameters_in(blocks: Blocks) -> set[int]:
@@ -64,18 +68,32 @@ def _on_host(in_blocks: set[int], dtype: torch.dtype | None, tensor: Tensor) -> 
     return made.to(dtype) if dtype is not None and made.is_floating_point() else made
 
 
+def _keep_attributes_there(twin: nn.Module, hosted: Hosted) -> None:
+    """Plain attributes stay on the host when a module is moved."""
+    for part in twin.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor):
+                hosted.add(value)
+
+
 class _Stop:
     """Stands for a method of a block. In a copy of the block it is the method again."""
 
-    __slots__ = ("_index", "_path", "_run")  # what copies a module does not look into these
+    __slots__ = ("_hosted", "_index", "_path", "_run")  # what copies a module does not look into these
 
-    def __init__(self, index: int, path: str, run: Run) -> None:
+    def __init__(self, index: int, path: str, run: Run, hosted: Hosted) -> None:
+        self._hosted = hosted
         self._index = index
         self._path = path
         self._run = run
 
     def __call__(self, module: nn.Module, name: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self._index, self._path, module, Call.under_way(name, args, kwargs, "cpu"))
+        with self._hosted.paused():
+            call = Call.under_way(name, args, kwargs, "cpu", self._hosted.holds)
+            output, stayed = self._run(self._index, self._path, module, call)
+            for tensor in stayed:
+                self._hosted.add(tensor)
+        return output
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _call_itself

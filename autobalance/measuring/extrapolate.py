@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autobalance.measuring.call import Call
+from autobalance.measuring.courier import Courier, all_tensors
 from autobalance.measuring.passes import Passes
-from autobalance.measuring.visit import Call, Courier, all_tensors
 from autobalance.placement.move import Mover
 
 _FIGURES = (

@@ -14,17 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
+from autobalance.measuring.call import Call
 from autobalance.measuring.captured import changed_attributes, on_device, plain_attributes, run_blocks
+from autobalance.measuring.courier import Courier, all_tensors
 from autobalance.measuring.extrapolate import forward_in_parts, measured_or_extrapolated
 from autobalance.measuring.measurement import Measurement
 from autobalance.measuring.meters import Meter, make_meter
 from autobalance.measuring.passes import Passes, run_forward, run_passes
+from autobalance.measuring.returned import Storages
 from autobalance.measuring.signatures import signature_of, signature_of_module
-from autobalance.measuring.visit import Call, Courier, Storages
 from autobalance.placement.move import Mover
 from autobalance.profiling.lazy import learn_shapes
 from autobalance.profiling.sandbox import random_state_kept
@@ -100,7 +102,7 @@ class _Bench:
         self._calls: dict[int, list[_Visited]] = {}
         self._static: dict[int, dict[str, int]] = {}
 
-    def run(self, index: int, path: str, module: nn.Module, call: Call) -> Any:
+    def run(self, index: int, path: str, module: nn.Module, call: Call) -> tuple[Any, list[Tensor]]:
         """Measure one call of a block, unless an equal one was, and let the step go on with what it returns."""
         name = self._blocks.names[index]
         if self._meter.allocated() > self._floor:
@@ -114,7 +116,9 @@ class _Bench:
             self._known[signature] = self._measured(name, path, copied, call)
         seen = self._known[signature]
         self._calls.setdefault(index, []).append(replace(seen, path=path))
-        return self._output(module, copied, call, seen)
+        output = self._output(module, copied, call, seen)
+        pairs = zip(all_tensors(output), seen.passes.returned.shapes, strict=True)
+        return output, [tensor for tensor, shape in pairs if shape.on_host]
 
     def _placed(self, name: str, module: nn.Module) -> nn.Module:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch import nn
 from autobalance.profiling.trial import Batch, Trial
 
 
-def run_one_forward(trial: Trial, twin: nn.Module, batch: Batch, device: torch.device) -> None:
+def run_one_forward(
+    trial: Trial, twin: nn.Module, batch: Batch, device: torch.device, within: AbstractContextManager[Any] | None = None
+) -> None:
     """Run a step of a trial until its forward has ended.
 
     A step that does all by itself, as with manual optimization, runs to its end, but its optimizers change nothing.
@@ -25,11 +27,12 @@ def run_one_forward(trial: Trial, twin: nn.Module, batch: Batch, device: torch.d
         twin: a copy of the model.
         batch: on the host.
         device: where the glue runs.
+        within: around every stretch of the user's code.
     """
     for optimizer in trial.prepare(twin, device):
         optimizer.step = _take_no_step  # type: ignore[method-assign]  # parameters may be the user's own
     with suppress(_Done):
-        trial.run(twin, batch, _Forward().glue, _ignore)
+        trial.run(twin, batch, _Forward(within or nullcontext()).glue, _ignore)
 
 
 class _Done(Exception):
@@ -39,7 +42,8 @@ class _Done(Exception):
 class _Forward:
     """Ends the trial when the user's code is entered again after a whole stretch of it: for backward or a next step."""
 
-    def __init__(self) -> None:
+    def __init__(self, within: AbstractContextManager[Any]) -> None:
+        self._within = within
         self._depth = 0
         self._ended = False
 
@@ -49,7 +53,8 @@ class _Forward:
             raise _Done
         self._depth += 1
         try:
-            yield
+            with self._within if self._depth == 1 else nullcontext():
+                yield
         finally:
             self._depth -= 1
             self._ended = True

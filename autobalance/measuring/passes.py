@@ -9,8 +9,10 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autobalance.measuring.call import Call
 from autobalance.measuring.meters import Meter
-from autobalance.measuring.visit import Call, Returned, Storages, Visit
+from autobalance.measuring.returned import Returned, Storages
+from autobalance.measuring.visit import Visit
 from autobalance.profiling.roofline import Work
 from autobalance.profiling.work import WorkCounter
 
@@ -121,9 +123,9 @@ def _counted(
             inputs = meter.allocated() - before
             visit.forward()
             forward_peak = meter.peak() - before
-            going_in = Storages(visit.inputs, meter.granule)
+            going_in = Storages(visit.inputs, meter.granule, meter.device)
             returned = visit.returned()
-            coming_out = Storages(visit.outputs(returned), meter.granule)
+            coming_out = Storages(visit.outputs(returned), meter.granule, meter.device)
             visit.let_go()
             saved = meter.allocated() - before
             saves_inputs, saves_outputs = going_in.alive(), coming_out.alive()

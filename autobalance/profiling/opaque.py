@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from autobalance import compat
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import Target
+from autobalance.measuring.call import Call
 from autobalance.measuring.captured import on_device
+from autobalance.measuring.courier import Courier, all_tensors
 from autobalance.measuring.extrapolate import measured_or_extrapolated
 from autobalance.measuring.meters import meter_for
 from autobalance.measuring.passes import Passes, run_passes
 from autobalance.measuring.signatures import signature_of, signature_of_module
-from autobalance.measuring.visit import Call, Courier, all_tensors
 from autobalance.placement.hooks import replace_method, run_method
 from autobalance.placement.move import Mover
 from autobalance.profiling.opaque_optimizers import OpaqueOptimizers
@@ -194,7 +195,8 @@ class _Watched:
         self._traced = traced
 
     def __call__(self, module: nn.Module, name: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        call = Call.under_way(name, args, kwargs, self._world.devices[0].type)
+        world = self._world
+        call = Call.under_way(name, args, kwargs, world.devices[0].type, lambda held: world.account_of(held) is None)
         run = partial(run_method, module, name, inner, args, kwargs)
         return self._opaque.call(self._block, self._path, self._world, self._traced, module, run, call)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
+from autobalance.measuring.courier import Courier
 from autobalance.measuring.passes import Passes
-from autobalance.measuring.visit import Courier
 from autobalance.placement.move import Mover
 from autobalance.profiling.work import Phase
 
@@ -130,6 +130,7 @@ def _made(took: Passes, inputs: Sequence[Tensor], anchor: Tensor) -> list[Tensor
             continue
         if shape.storage not in storages:
             elements = -(-took.returned.storages[shape.storage] // like.element_size())
-            storages[shape.storage] = anchor.new_empty(elements, dtype=like.dtype)
+            where = "cpu" if shape.on_host else anchor.device
+            storages[shape.storage] = anchor.new_empty(elements, dtype=like.dtype, device=where)
         outputs.append(storages[shape.storage].as_strided(like.shape, like.stride(), like.storage_offset()))
     return outputs

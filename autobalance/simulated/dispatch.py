@@ -109,17 +109,17 @@ def carrying_out(specials: Mapping[Any, Callable[[Any, Any, Any], Any]]) -> Iter
     Args:
         specials: as for `carry_out`, by operator overload.
     """
-    before = {func: _special_cases.get(id(func)) for func in specials}
+    before = {id(func): _special_cases.get(id(func)) for func in specials}
     for func, special in specials.items():
         carry_out(func, special)
     try:
         yield
     finally:
-        for func, special in before.items():
-            if special is None:
-                del _special_cases[id(func)]
+        for key, carrier in before.items():
+            if carrier is None:
+                del _special_cases[key]
             else:
-                _special_cases[id(func)] = special
+                _special_cases[key] = carrier
 
 
 class Call:

@@ -118,6 +118,11 @@ def _wide(value: Tensor) -> Tensor:
 def _pack_padded_sequence(func: Any, args: Any, kwargs: Any) -> tuple[Any, Tensor]:
     """The packed data on the device, and the batch sizes, which recurrent layers read, on the host."""
     padded, lengths, batch_first = args
+    if lengths.device.type != "cpu":
+        raise RuntimeError(
+            f"'lengths' argument should be a 1D CPU int64 tensor, but got a tensor on {lengths.device}: give "
+            f"`lengths.cpu()`"
+        )
     if elements.fake_mode is None:
         batch_sizes: list[Tensor] = []
 

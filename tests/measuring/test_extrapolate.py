@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from autobalance.measuring.call import Call
 from autobalance.measuring.extrapolate import batch_size, forward_in_parts, measured_or_extrapolated, sliced
 from autobalance.measuring.passes import Passes
-from autobalance.measuring.visit import Call
 
 
 def call(samples: int) -> Call:

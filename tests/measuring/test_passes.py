@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autobalance.measuring.call import Call
 from autobalance.measuring.meters import make_meter
 from autobalance.measuring.passes import Passes, run_forward, run_passes
 from autobalance.measuring.signatures import signature_of, signature_of_module
-from autobalance.measuring.visit import Call
 
 DEVICES = ["simulated:1", "cpu"]
 BYTES = 16 * 64 * 4  # of an activation
@@ -166,3 +166,40 @@ def test_signatures_tell_modules_and_calls_apart() -> None:
     different += [call(torch.ones(2), scale=2), call(torch.ones(2), scale=3), call(torch.ones(2), mask=[torch.ones(1)])]
     different += [call(torch.ones(2), box=Box(torch.ones(1), "")), call(torch.ones(2), box=Box(torch.ones(2), ""))]
     assert len(set(different)) == len(different)
+
+
+class Windowed(nn.Module):
+    """As a layer that attends within a window; `repr` shows none of its settings."""
+
+    def __init__(self, layer_idx: int = 0, **settings: Any) -> None:
+        super().__init__()
+        self.layer_idx, self.window, self.kind, self.dtype = layer_idx, 64, "local", torch.float32
+        vars(self).update(settings)
+        self.linear = nn.Linear(4, 4)
+
+
+def test_plain_attributes_tell_modules_apart_but_for_their_positions() -> None:
+    one = signature_of_module(Windowed())
+    settings = [{"window": 65}, {"window": None}, {"kind": "global"}, {"dtype": torch.float16}, {"causal": True}]
+    settings += [{"causal": 1}, {"sizes": (1, 2)}, {"sizes": (1, 3)}, {"sizes": [1, 2]}, {"is_index": True}]
+    others = [signature_of_module(Windowed(**setting)) for setting in settings]
+    assert len({one, *others}) == 1 + len(others)
+    for name in ("layer_idx", "block_index", "layer_id", "layer_number"):
+        numbered = [signature_of_module(Windowed(**{name: number})) for number in (3, 4)]
+        assert numbered[0] == numbered[1] == one
+    assert signature_of_module(Windowed(held=object())) == one  # it says nothing in words
+
+
+class Sees(nn.Module):
+    """Fails unless its second argument is on the host."""
+
+    def forward(self, x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        assert (x.device.type, sizes.device.type) == ("simulated", "cpu")
+        return x * 2, sizes + 1
+
+
+def test_what_is_on_the_host_stays_there_and_takes_no_bytes_of_the_device() -> None:
+    call = Call("forward", (inputs(), torch.ones(1000)), {}, on_host=frozenset({1}))
+    found = run_passes(Sees(), call, make_meter("simulated:1"), repeats=0)
+    assert (found.inputs, found.outputs) == (BYTES, BYTES)
+    assert [shape.on_host for shape in found.returned.shapes] == [False, True]
