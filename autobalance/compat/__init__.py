@@ -38,6 +38,7 @@ from autobalance.compat.lightning import trial_precision as trial_precision
 from autobalance.compat.modes import accumulates_gradients as accumulates_gradients
 from autobalance.compat.modes import call_around_backward as call_around_backward
 from autobalance.compat.modes import call_at_checkpoint as call_at_checkpoint
+from autobalance.compat.modes import current_node as current_node
 from autobalance.compat.modes import dispatching_to_python as dispatching_to_python
 from autobalance.compat.modes import excluded_autocast as excluded_autocast
 from autobalance.compat.modes import function_modes as function_modes

@@ -76,21 +76,31 @@ def call_at_checkpoint(wrap: Callable[[Callable[..., Any]], Callable[..., Any]])
     checkpoint._wrapped_by_autobalance = True  # type: ignore[attr-defined]  # our own mark
 
 
+def current_node() -> Any:
+    """The autograd node that a backward in this thread is at, None outside of any."""
+    return torch._C._current_autograd_node()
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward in this thread."""
-    return torch._C._current_autograd_node() is not None
+    return current_node() is not None
 
 
-def accumulates_gradients(func: Any, args: Any, kwargs: Any) -> bool:
+def accumulates_gradients(
+    func: Any, args: Any, kwargs: Any, adds_nothing: Callable[[Any], bool] = lambda node: False
+) -> bool:
     """Whether it is autograd itself that adds two gradients, and not the backward of an operation.
 
     Args:
         func, args, kwargs: the operation that runs.
+        adds_nothing: whether a node is of a function of our own that adds nothing itself.
     """
     if func is not torch.ops.aten.add.Tensor or len(args) != 2 or kwargs or torch.is_grad_enabled():
         return False
-    node = torch._C._current_autograd_node()
-    return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
+    node = current_node()
+    if isinstance(node, torch.autograd.function.BackwardCFunction):  # it is still current when what it gave is added
+        return adds_nothing(node)
+    return node is not None
 
 
 @contextlib.contextmanager

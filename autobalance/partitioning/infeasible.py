@@ -20,11 +20,19 @@ _MOST_ITEMS = 3
 _TRIES = 4
 
 
-def infeasible(profile: Profile, problem: Problem, devices: Sequence[Device]) -> InfeasiblePlanError:
+def infeasible(
+    profile: Profile, problem: Problem, devices: Sequence[Device], *, is_proved: bool = True
+) -> InfeasiblePlanError:
     """The error that says what is missing where, for a problem without a solution.
 
     Example:
         >>> raise infeasible(profile, problem, devices)
+
+    Args:
+        profile: what does not fit.
+        problem: which has no solution.
+        devices: on which it does not fit.
+        is_proved: whether every plan was ruled out.
     """
     best = problem.solve(balanced, hard=False)
     assert best is not None, "without budgets every chain can be cut"
@@ -33,8 +41,10 @@ def infeasible(profile: Profile, problem: Problem, devices: Sequence[Device]) ->
     name, size = _largest(profile, problem)
     found = (
         "no plan fits the devices."
-        if problem.is_exact
+        if is_proved
         else "no plan was found that fits the devices; groups that must share a device are too many to try all places."
+        if not problem.is_exact
+        else "no plan was found that fits the devices; where gradients of one tensor meet, only some plans were tried."
     )
     lines = [f"{found} The best plan that ignores their budgets is short of memory:"]
     for index, (device, wanted, given) in enumerate(zip(devices, need, problem.budgets, strict=True)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.minmax import Cuts, Key, Uses
 from autobalance.partitioning.policies import Policy, balanced
-from autobalance.partitioning.stages import Matrix, stage_peaks
+from autobalance.partitioning.stages import NOWHERE, Matrix, stage_peaks
+from autobalance.profiling.meeting import least
 from autobalance.profiling.timeline import Timeline
 
 # Placements of the items that are tried one by one, and entries of all their matrices together (some seconds of work).
@@ -59,15 +61,37 @@ class Problem:
     _uses: dict[tuple[int, frozenset[int], bool], Uses] = field(default_factory=dict, repr=False)
 
     def peaks(self, here: frozenset[int]) -> Matrix:
-        """Peaks of all stages on whose device the items `here` are.
+        """Peaks of all stages on whose device the items `here` are; lower bounds where gradients of one tensor meet.
 
         Example:
             >>> problem.peaks(frozenset())[0, 2]
         """
         if here not in self._peaks:
-            places = self.chain.places(self.timeline.owners, here)
-            self._peaks[here] = stage_peaks(self.timeline, places, len(self.chain.units))
+            bound, held_with_both = self._least
+            places, both = self.chain.places(bound.owners, here), {}
+            for storage, blocks in held_with_both.items():
+                first, last = sorted(self.chain.places(blocks, here))
+                places[storage] = NOWHERE if first == NOWHERE else last
+                if first >= 0:
+                    places[storage], both[storage] = NOWHERE, (first, last)
+            self._peaks[here] = stage_peaks(bound, places, len(self.chain.units), both)
         return self._peaks[here]
+
+    def bounds(self, assignment: Sequence[int], root: int) -> list[int]:
+        """What the stages of an assignment take: its peaks, or less where gradients of one tensor meet.
+
+        Example:
+            >>> problem.bounds([0, 0, 1], root=1)
+        """
+        bound, held_with_both = self._least
+        homes = bound.homes(assignment, root)
+        for storage, (one, other) in held_with_both.items():
+            homes[storage] = assignment[one] if assignment[one] == assignment[other] else -1
+        return bound.peaks(homes, len(self.budgets))
+
+    @cached_property
+    def _least(self) -> tuple[Timeline, dict[int, tuple[int, int]]]:
+        return least(self.timeline)
 
     def with_budgets(self, budgets: Sequence[int], excess: Sequence[int]) -> Problem:
         """The same problem under other budgets; peaks that are known are kept.

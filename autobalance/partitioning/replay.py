@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from autobalance.allocator.replay import Replayed, replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings
+from autobalance.profiling.meeting import as_met
 from autobalance.profiling.timeline import Timeline
 
 
 def replay(timeline: Timeline, device_of: Sequence[int], root: int, devices: int) -> list[int]:
     """Peak bytes of every device when block `b` lives on device `device_of[b]`.
 
-    A copy at a block's door melts into its source where both are on one device: they hold one tensor.
+    A copy at a block's door melts into its source where both are on one device: they hold one tensor. Gradients of one
+    tensor meet where the blocks are that it went to, before they come back.
 
     Example:
         >>> replay(profile.timeline, device_of=[0, 0, 1], root=1, devices=2)
@@ -26,7 +28,8 @@ def replay(timeline: Timeline, device_of: Sequence[int], root: int, devices: int
     Returns:
         Bytes per device.
     """
-    return timeline.peaks(timeline.homes(device_of, root), devices)
+    met, homes = as_met(timeline, timeline.homes(device_of, root))
+    return met.peaks(homes, devices)
 
 
 def replay_allocator(
@@ -48,7 +51,8 @@ def replay_allocator(
         devices: how many devices there are.
         settings: of the allocators.
     """
-    asked = timeline.requests(timeline.homes(device_of, root), devices)
+    met, homes = as_met(timeline, timeline.homes(device_of, root))
+    asked = met.requests(homes, devices)
     return [replay_requests(requests, settings=settings) for requests in asked]
 
 
@@ -71,5 +75,6 @@ def fits(
         capacities: bytes that the allocator of each device can take.
         settings: of the allocators.
     """
-    asked = timeline.requests(timeline.homes(device_of, root), len(capacities))
+    met, homes = as_met(timeline, timeline.homes(device_of, root))
+    asked = met.requests(homes, len(capacities))
     return [requests_fit(requests, most, settings) for requests, most in zip(asked, capacities, strict=True)]

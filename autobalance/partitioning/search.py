@@ -25,6 +25,8 @@ from autobalance.units import parse_size
 _REMEMBERED = 8
 # A pinned block out of call order costs transfers; it has to lower what the policy minimises by more than this share.
 _PRICE_OF_DISORDER = 0.05
+# Plans that are tried where each takes more than its stages by themselves told.
+_TRIES = 8
 
 
 def plan(
@@ -72,7 +74,8 @@ def plan(
 
     Returns:
         The plan; its peaks are those of the replay. `optimal` is True where every plan of this kind was ruled out by
-        proof; it is False only where several groups were too many to try all their devices.
+        proof; it is False only where several groups were too many to try all their devices, or where gradients of one
+        tensor that went to several blocks meet at the peak of a device: then other plans are known by lower bounds.
 
     Raises:
         InfeasiblePlanError: budgets leave no way.
@@ -105,6 +108,30 @@ def _search(
     pins: tuple[tuple[int, int], ...],
     excess: tuple[int, ...],
 ) -> Plan:
+    above = (0,) * len(devices)
+    for _ in range(_TRIES):
+        extra = tuple(known + more for known, more in zip(excess, above, strict=True))
+        problem, solution = _best(profile, budgets, policy, pins, extra)
+        if solution is None:
+            break
+        peaks = replay(profile.timeline, solution.assignment, solution.root, len(devices))
+        # Where gradients of one tensor meet depends on all stages: what one takes is known only now.
+        bounds = problem.bounds(solution.assignment, solution.root)
+        proved = solution.proved and peaks == bounds and not any(above)
+        if all(peak + known <= budget for peak, known, budget in zip(peaks, excess, budgets, strict=True) if peak):
+            return _as_plan(profile, devices, policy, problem, solution, peaks, optimal=proved)
+        above = tuple(max(most, peak - bound) for most, peak, bound in zip(above, peaks, bounds, strict=True))
+    raise infeasible(profile, problem, devices, is_proved=problem.is_exact and not any(above))
+
+
+def _best(
+    profile: Profile,
+    budgets: tuple[int, ...],
+    policy: str,
+    pins: tuple[tuple[int, int], ...],
+    excess: tuple[int, ...],
+) -> tuple[Problem, Solution | None]:
+    """The best solution with its problem; the last problem where there is none."""
     root = 0 if policy == "balanced_low_0" else None
     best: tuple[Problem, Solution] | None = None
     for free_pins in (False, True) if pins else (False,):
@@ -113,9 +140,7 @@ def _search(
         solution = problem.solve(POLICIES[policy])
         if solution is not None and (best is None or _clearly_less(solution.key, best[1].key)):
             best = (problem, solution)
-    if best is None:
-        raise infeasible(profile, problem, devices)
-    return _as_plan(profile, devices, policy, *best)
+    return best or (problem, None)
 
 
 def _clearly_less(key: Key, other: Key) -> bool:
@@ -126,14 +151,22 @@ def _clearly_less(key: Key, other: Key) -> bool:
     return False
 
 
-def _as_plan(profile: Profile, devices: tuple[Device, ...], policy: str, problem: Problem, solution: Solution) -> Plan:
+def _as_plan(
+    profile: Profile,
+    devices: tuple[Device, ...],
+    policy: str,
+    problem: Problem,
+    solution: Solution,
+    peaks: Sequence[int],
+    *,
+    optimal: bool,
+) -> Plan:
     budgets = problem.budgets
     best: Solution | None = solution
     if policy != "balanced" or any(problem.excess):
         best = problem.with_budgets(budgets, (0,) * len(budgets)).solve(balanced)
         assert best is not None or not solution.proved, "a solution under one policy is a solution under all"
     area = area_bound(profile, budgets)
-    peaks = replay(profile.timeline, solution.assignment, solution.root, len(devices))
     assert all(peak <= budget for peak, budget in zip(peaks, budgets, strict=True)), "budgets are hard"
     return Plan(
         assignment=solution.assignment,
@@ -151,7 +184,7 @@ def _as_plan(profile: Profile, devices: tuple[Device, ...], policy: str, problem
             # Without the proof, the best that was found bounds nothing.
             **({"optimum": best.key[0]} if best is not None and best.proved else {}),
         },
-        optimal=solution.proved,
+        optimal=optimal,
         batch=profile.batch,
         notes=profile.notes,
     )

@@ -8,7 +8,7 @@ of one adds only to the stages that hold no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,12 @@ Matrix = NDArray[np.int64]
 _Change = tuple[int, int, int, int, int, int]
 
 
-def stage_peaks(timeline: Timeline, places: Sequence[int], units: int) -> Matrix:
+def stage_peaks(
+    timeline: Timeline, places: Sequence[int], units: int, both: Mapping[int, tuple[int, int]] | None = None
+) -> Matrix:
     """Peak bytes of every stage `[i, j)`, equal to what `replay` gives for a device that holds just that stage.
+
+    It knows nothing of fans: where gradients of one tensor meet depends on what other stages hold.
 
     Example:
         >>> stage_peaks(timeline, places=[0, 0, 1, 2], units=3)[0, 2]
@@ -36,6 +40,8 @@ def stage_peaks(timeline: Timeline, places: Sequence[int], units: int) -> Matrix
         timeline: storage events.
         places: for every storage its unit, `EVERYWHERE` or `NOWHERE`.
         units: length of the chain.
+        both: storages that count only in stages that hold both of two units, the first of which comes first; each holds
+            a tensor of its own, and its place is `NOWHERE`.
 
     Returns:
         A matrix of `units + 1` rows and columns; entry `[i, j]` with `i <= j` is the peak of stage `[i, j)` in bytes.
@@ -43,7 +49,7 @@ def stage_peaks(timeline: Timeline, places: Sequence[int], units: int) -> Matrix
     """
     live = np.zeros((units + 1, units + 1), dtype=np.int64)
     peaks = np.zeros_like(live)
-    for top, bottom, left, right, rise, change in _changes(timeline, places, units):
+    for top, bottom, left, right, rise, change in _changes(timeline, places, units, both or {}):
         now = live[top:bottom, left:right]
         # A peak can only lie right before bytes fall, so that is the only time to look.
         if change < rise:
@@ -53,13 +59,16 @@ def stage_peaks(timeline: Timeline, places: Sequence[int], units: int) -> Matrix
     return np.maximum(peaks, live, out=peaks)
 
 
-def _changes(timeline: Timeline, places: Sequence[int], units: int) -> Iterator[_Change]:
+def _changes(
+    timeline: Timeline, places: Sequence[int], units: int, both: Mapping[int, tuple[int, int]]
+) -> Iterator[_Change]:
     shared = _shared_values(timeline, places)
     # Consecutive events of one place act on the same rectangle: only their highest sum and their total matter.
-    place, rise, change = NOWHERE, 0, 0
+    place: int | tuple[int, int] = NOWHERE
+    rise = change = 0
     for event in timeline.events:
         storage = abs(event) - 1
-        here = places[storage]
+        here = both.get(storage, places[storage])
         if here == NOWHERE:
             continue
         size = timeline.sizes[storage]
@@ -81,10 +90,11 @@ def _changes(timeline: Timeline, places: Sequence[int], units: int) -> Iterator[
         yield _rectangle(place, units, rise, change)
 
 
-def _rectangle(place: int, units: int, rise: int, change: int) -> _Change:
+def _rectangle(place: int | tuple[int, int], units: int, rise: int, change: int) -> _Change:
     if place == EVERYWHERE:
         return 0, units + 1, 0, units + 1, rise, change
-    return 0, place + 1, place + 1, units + 1, rise, change
+    first, last = place if isinstance(place, tuple) else (place, place)
+    return 0, first + 1, last + 1, units + 1, rise, change
 
 
 def _shared_values(timeline: Timeline, places: Sequence[int]) -> dict[int, _SharedValue]:

@@ -28,6 +28,8 @@ class Deepening:
 
     def __init__(self, old: Timeline, block: int, times: int) -> None:
         self._old, self._block, self._times = old, block, times
+        if any(old.owners[storage] in (block, block + 1) for fan in old.fans for storage in fan.storages):
+            raise ValueError("others are given the same tensor, or share what it gives, and their gradients meet")
         self._turns = Turns(old, block)
         self._windows = self._turns.find()
         self._of_block = {
@@ -62,6 +64,7 @@ class Deepening:
             marks=tuple((name, positions[position]) for name, position in old.marks),
             scratch=tuple(at for at, storage in enumerate(order) if self._sources[storage] in scratch),
             wholes=tuple(number.get(wholes[storage], -1) for storage in order) if old.wholes else (),
+            fans=tuple(fan.renumbered(number, positions) for fan in old.fans),
             **columns,
         )
 

@@ -10,8 +10,9 @@ from autobalance.allocator.replay import replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
 from autobalance.profiling.block_cost import BlockCost, between
 from autobalance.profiling.holders import Holder, Parts
+from autobalance.profiling.meeting import as_met
 from autobalance.profiling.textbook import COLUMNS, textbook
-from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline
+from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline, Whole
 from autobalance.saved import load, save
 from autobalance.units import parse_size
 
@@ -123,14 +124,13 @@ class Profile:
             ValueError: the trace has no such step or phase, does not know how bytes depend on the batch, or is of a
                 device without a caching allocator.
         """
-        timeline = self._timeline_of(batch_size)
+        timeline, homes = self._on_one_device(batch_size)
         if step is not None and timeline.steps and step > timeline.steps[-1]:
             step = timeline.steps[-1]
         spans = [timeline.window(step)] if phase is None else timeline.spans(step, phase)
         if reserved:
-            requests = self._requests(timeline, max(stop for _, stop in spans))
+            requests = self._requests(timeline, homes, max(stop for _, stop in spans))
             return replay_requests(requests, settings=_settings(settings)).reserved
-        homes = timeline.homes([0] * len(self.blocks), root=0)
         return max(timeline.peaks(homes, 1, start, stop)[0] for start, stop in spans)
 
     def fits(
@@ -152,8 +152,8 @@ class Profile:
         Raises:
             ValueError: as for `peak`.
         """
-        timeline = self._timeline_of(batch_size)
-        return requests_fit(self._requests(timeline, None), parse_size(capacity), _settings(settings))
+        requests = self._requests(*self._on_one_device(batch_size), None)
+        return requests_fit(requests, parse_size(capacity), _settings(settings))
 
     def scaled(self, batch_size: int) -> Profile:
         """The profile of the same step on a batch of another size.
@@ -185,13 +185,17 @@ class Profile:
             scaled = replace(scaled, blocks=rows, other_blocks=self.blocks, other_batch_size=self.batch_size)
         return scaled
 
-    def _requests(self, timeline: Timeline, stop: int | None) -> list[tuple[int, int]]:
+    def _on_one_device(self, batch_size: int | None) -> tuple[Timeline, Whole]:
+        timeline = self._timeline_of(batch_size)
+        return as_met(timeline, timeline.homes([0] * len(self.blocks), root=0))
+
+    def _requests(self, timeline: Timeline, homes: Whole, stop: int | None) -> list[tuple[int, int]]:
         if self.granule == 1:
             raise ValueError(
                 f"the profile is of {self.target!r}, which has no caching allocator that reserves memory; ask for "
                 f"peak() without reserved=True, or make the profile with target='cuda'"
             )
-        return timeline.requests(timeline.homes([0] * len(self.blocks), root=0), 1, stop)[0]
+        return timeline.requests(homes, 1, stop)[0]
 
     def _timeline_of(self, batch_size: int | None) -> Timeline:
         if batch_size is None:

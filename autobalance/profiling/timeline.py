@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autobalance.profiling.fans import Fan
 from autobalance.saved import PACKED
 
 ROOT = -1
@@ -42,6 +43,7 @@ class Timeline:
             rounding. `per_sample` is empty where that is not known; `fixed` then has the exact bytes as traced.
         scratch: indices of storages that are no tensors, but taken by kernels for themselves: scratch and workspaces.
         emptied: indices into `events` before which all devices give cached memory back (`torch.cuda.empty_cache`).
+        fans: tensors that went to several blocks, and how their gradients met.
     """
 
     sizes: tuple[int, ...] = field(metadata=PACKED)
@@ -54,6 +56,7 @@ class Timeline:
     scratch: tuple[int, ...] = field(default=(), metadata=PACKED)
     wholes: tuple[int, ...] = field(default=(), metadata=PACKED)
     emptied: tuple[int, ...] = ()
+    fans: tuple[Fan, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.sizes)
@@ -76,6 +79,8 @@ class Timeline:
                 raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
         if len(self.wholes) not in (0, count) or any(not -1 <= whole < part for part, whole in enumerate(self.wholes)):
             raise ValueError("wholes names for every storage an earlier one, or -1, or is empty")
+        for fan in self.fans:
+            fan.check(count, len(self.events))
         self._check_events(count)
         for name, position in self.marks:
             if not 0 <= position <= len(self.events):
@@ -209,6 +214,18 @@ class Timeline:
         """Storage of each event, and whether it is born."""
         events = np.array(self.events, dtype=np.int64)
         return np.abs(events) - 1, events > 0
+
+    @cached_property
+    def lives(self) -> tuple[Whole, Whole]:
+        """At which event each storage is born first, and at which it dies last: one past all others for never."""
+        storages, born = self._events
+        births: Whole = np.full(len(self.sizes), len(self.events), dtype=np.int64)
+        deaths = births.copy()
+        first = np.flatnonzero(born)[::-1]
+        births[storages[first]] = first
+        last = np.flatnonzero(~born)
+        deaths[storages[last]] = last
+        return births, deaths
 
     @cached_property
     def _columns(self) -> tuple[Whole, Whole]:

@@ -17,7 +17,7 @@ from autobalance.kernels.scratch import Taken, taken_inside
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
-from autobalance.profiling.virtual import VirtualLocator
+from autobalance.profiling.virtual import VirtualLocator, is_crossing, ways_back_from
 from autobalance.profiling.waits import Waits
 from autobalance.profiling.work import WorkCounter
 from autobalance.profiling.world import World
@@ -94,8 +94,10 @@ class Observer:
     def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
         traced = self._traced
         traced.work(func, args, kwargs, result, account)
-        if self._target.kind != "simulated" and compat.accumulates_gradients(func, args, kwargs):
-            self._add_in_place(args[0], result)
+        if traced.tracer.fans.is_spread:
+            self._follow_gradients()
+        if compat.accumulates_gradients(func, args, kwargs, is_crossing):
+            self._add_gradients(args[0], args[1], result)
         self._tell_maker(func, result)
         if not traced.work.optimizing:
             traced.waits.saw(func, args)
@@ -103,11 +105,28 @@ class Observer:
             self._charge_scratch(func, args, kwargs, result, account)
         self._note_foreign(args)
 
-    def _add_in_place(self, gradient: Tensor, result: Tensor) -> None:
+    def _add_gradients(self, gradient: Tensor, other: Tensor, result: Tensor) -> None:
         """Autograd adds to a gradient in place if nobody else holds it (torch/csrc/autograd/input_buffer.cpp,
         accumulate), but never to a tensor of a subclass or under a dispatch mode, as all are in a trace."""
-        if compat.is_last_reference(gradient) and gradient.shape == result.shape:
-            self._traced.tracer.written_to(gradient.untyped_storage(), result.untyped_storage())
+        tracer = self._traced.tracer
+        in_place = self._target.kind != "simulated" and compat.is_last_reference(gradient)
+        earlier, later = tracer.find(gradient.untyped_storage()), tracer.find(other.untyped_storage())
+        if in_place and gradient.shape == result.shape:
+            tracer.written_to(gradient.untyped_storage(), result.untyped_storage())
+        total = tracer.find(result.untyped_storage())
+        if not tracer.fans.is_spread or earlier is None or later is None or total is None:
+            return
+        node = compat.current_node()
+        ways = [way for way in ways_back_from(node) if way.shape == tuple(result.shape)]
+        for way in ways[:1]:
+            way.add(node._sequence_nr(), earlier, later, total)
+        tracer.fans.meet(earlier, later, total)
+
+    def _follow_gradients(self) -> None:
+        node = compat.current_node()
+        if node is not None:
+            for way in ways_back_from(node):
+                way.comes(node._sequence_nr(), len(self._traced.tracer.events))
 
     def _tell_maker(self, func: Any, result: Any) -> None:
         tracer = self._traced.tracer

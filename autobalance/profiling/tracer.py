@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from autobalance.compat import storage_key
+from autobalance.profiling.growing_fans import GrowingFans
 from autobalance.profiling.timeline import ROOT, Timeline
 from autobalance.simulated.ledger import GRANULE
 
@@ -40,6 +41,7 @@ class Tracer:
         events: +(index + 1) a birth, -(index + 1) a death.
         copies: storages that were made by copying a tensor to another place.
         wholes: by copy of a part of a storage, and by copy of such a copy: what it was copied from.
+        fans: tensors that went to several blocks, and how their gradients met.
         marks: named moments, as (name, number of events before).
         emptied: numbers of events before the moments at which cached memory is given back.
     """
@@ -57,6 +59,7 @@ class Tracer:
         self.emptied: list[int] = []
         self.copies: set[int] = set()
         self.wholes: dict[int, int] = {}
+        self.fans = GrowingFans()
         self._live: dict[int, int] = {}
         self._next_value = 0
         self._workspaces: dict[str, int] = {}
@@ -245,4 +248,5 @@ class Tracer:
             wholes=tuple(self.wholes.get(index, -1) for index in range(len(self.sizes))) if self.wholes else (),
             scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in NO_TENSORS),
             emptied=tuple(self.emptied),
+            fans=self.fans.finished(),
         )

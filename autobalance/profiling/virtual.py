@@ -6,30 +6,54 @@ All of it happens on one device; what differs is the account that a storage is c
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from autobalance import compat
 from autobalance.placement.copies import Copies
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
+from autobalance.profiling.growing_fans import GrowingFan, WayBack
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import World
 
 
-class _Crossing(torch.autograd.Function):
+class Crossing(torch.autograd.Function):
     """A copy to another account, and of its gradient on the way back, as `.to(device)` would make."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, locator: VirtualLocator, place: int, alone: bool) -> Tensor:
         ctx.locator, ctx.source = locator, locator.place_of(tensor)
-        return locator.copy(tensor, place, alone)
+        copied = locator.copy(tensor, place, alone)
+        ctx.way_back = None if alone else locator.fanned(tensor, copied)
+        return copied
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.locator.copy(gradients[0], ctx.source), None, None, None
+        copied = ctx.locator.copy(gradients[0], ctx.source)
+        if ctx.way_back is not None:
+            ctx.locator.returned(ctx.way_back, gradients[0], copied)
+        return copied, None, None, None
+
+
+def ways_back_from(node: Any) -> Iterator[WayBack]:
+    """The ways that gradients take which an autograd node gives to copies.
+
+    Args:
+        node: of the graph.
+    """
+    for following, _ in node.next_functions:
+        if is_crossing(following) and following.way_back is not None:
+            yield following.way_back
+
+
+def is_crossing(node: Any) -> bool:
+    """Whether an autograd node copies a gradient back to another account."""
+    return getattr(node, "_forward_cls", None) is Crossing
 
 
 class VirtualLocator:
@@ -49,6 +73,7 @@ class VirtualLocator:
         self._world = world
         self._copies = Copies()
         self._parts: dict[int, tuple[TensorWeakRef, list[TensorWeakRef]]] = {}
+        self._fans: dict[int, tuple[TensorWeakRef, int, GrowingFan]] = {}
         self.exchanges: dict[tuple[int, int], None] = {}
         self.changed: set[tuple[int, int]] = set()
 
@@ -73,7 +98,7 @@ class VirtualLocator:
 
     def _cross(self, tensor: Tensor, place: int, alone: bool = False) -> Tensor:
         if torch.is_grad_enabled() and tensor.requires_grad:
-            crossed: Tensor = _Crossing.apply(tensor, self, place, alone)  # type: ignore[no-untyped-call]  # torch's own
+            crossed: Tensor = Crossing.apply(tensor, self, place, alone)  # type: ignore[no-untyped-call]  # torch's own
             return crossed
         return self.copy(tensor, place, alone)
 
@@ -95,6 +120,33 @@ class VirtualLocator:
             maker = f"copy {'x'.join(map(str, copied.shape))}"
             self._tracer.copied(target, self._other_copies(tensor, copied), maker, source)
         return copied
+
+    def fanned(self, tensor: Tensor, copied: Tensor) -> WayBack:
+        """Note that a copy's gradient will meet those of other copies of the same tensor.
+
+        Args:
+            tensor: what is copied.
+            copied: the copy.
+        """
+        known = self._fans.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1] != compat.version(tensor):
+            known = TensorWeakRef(tensor), compat.version(tensor), self._tracer.fans.begin()
+            self._fans[id(tensor)] = known
+        given = self._tracer.find(copied.untyped_storage())
+        return self._tracer.fans.send(known[2], given, tuple(copied.shape))
+
+    def returned(self, way: WayBack, gradient: Tensor, copied: Tensor) -> None:
+        """Note that a copy's gradient has come back.
+
+        Args:
+            way: that it took.
+            gradient: as the block made it.
+            copied: its copy.
+        """
+        index = self._tracer.find(gradient.untyped_storage())
+        if index is not None:
+            way.leaves(index)
+            self._tracer.fans.arrive(way, self._tracer.find(copied.untyped_storage()))
 
     def _other_copies(self, tensor: Tensor, copied: Tensor) -> list[torch.UntypedStorage]:
         source, copies = self._parts.get(id(tensor), (None, []))

@@ -1,0 +1,367 @@
+"""Where gradients of one tensor meet under an assignment.
+
+In a trace with every block apart, each gradient of a fan is copied to where the tensor was made, and added there.
+Blocks that share another device share one copy of the tensor; their gradients are added there as they are made, and
+their sum is copied once the last of them is in it. That moves a few storages from one device to another and from one
+instant to another, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from autobalance.profiling.fans import NOBODY, Arrival, Fan
+from autobalance.profiling.timeline import Timeline, Whole
+
+
+def as_met(timeline: Timeline, homes: Whole) -> tuple[Timeline, Whole]:
+    """The storages and events of a trace as they are where blocks of its fans share devices.
+
+    Example:
+        >>> met, homes = as_met(profile.timeline, profile.timeline.homes([0, 1, 1, 1], root=1))
+        >>> met.peaks(homes, devices=2)
+
+    Args:
+        timeline: storage events, with every block apart.
+        homes: device of every storage.
+
+    Returns:
+        Timeline and devices, with new storages at the end; as given where nothing meets that was apart.
+    """
+    edited: _Edited | None = None
+    for fan in timeline.fans:
+        groups = _groups(timeline, fan, homes)
+        if groups or _any_joins_at_home(fan, homes):
+            edited = edited or _Edited(timeline, homes)
+            _Meeting(edited, fan, groups).rewrite()
+    return (timeline, homes) if edited is None else edited.finished()
+
+
+def least(timeline: Timeline) -> tuple[Timeline, dict[int, tuple[int, int]]]:
+    """Storages and events of which every device holds at least as much as `as_met` says, under any assignment.
+
+    Of gradients that meet, only those count that are on any device that holds both of two blocks, and the sum of all.
+
+    Example:
+        >>> bound, held_with_both = least(profile.timeline)
+
+    Args:
+        timeline: storage events, with every block apart.
+
+    Returns:
+        A timeline, and the two blocks for each storage that counts only where both are.
+    """
+    if not timeline.fans:
+        return timeline, {}
+    edited = _Edited(timeline, np.zeros(len(timeline.sizes), dtype=np.int64))
+    both: dict[int, tuple[int, int]] = {}
+    for fan in timeline.fans:
+        both.update(_Meeting(edited, fan, {}).forget())
+    return edited.finished()[0], both
+
+
+def _is_at_home(arrival: Arrival, homes: Whole) -> bool:
+    """Whether a gradient of a copy is made where the tensor was."""
+    return arrival.given != NOBODY and bool(homes[arrival.given] == homes[arrival.brought])
+
+
+def _any_joins_at_home(fan: Fan, homes: Whole) -> bool:
+    """Whether a gradient that is made where the tensor was can be added before the trace has added it."""
+    return any(_is_at_home(arrival, homes) for arrival in fan.arrivals[1:])
+
+
+def _groups(timeline: Timeline, fan: Fan, homes: Whole) -> dict[int, list[int]]:
+    """Arrivals that share a copy of the tensor on another device, by each of them, in the order of the arrivals."""
+    births, deaths = timeline.lives
+    sharing: list[tuple[int, int, list[int]]] = []  # device, last death of what holds the copy, arrivals
+    copies = [
+        number
+        for number, arrival in enumerate(fan.arrivals)
+        if arrival.given != NOBODY and 0 <= homes[arrival.given] != homes[arrival.brought]
+    ]
+    for number in sorted(copies, key=lambda number: int(births[fan.arrivals[number].given])):
+        given = fan.arrivals[number].given
+        device, until = int(homes[given]), int(deaths[given])
+        for at, (where, last, members) in enumerate(sharing):
+            if where == device and births[given] < last:
+                sharing[at] = device, max(last, until), [*members, number]
+                break
+        else:
+            sharing.append((device, until, [number]))
+    return {number: sorted(members) for _, _, members in sharing if len(members) > 1 for number in members}
+
+
+class _Edited:
+    """A timeline that is being changed: new storages at the end, events left out and put in."""
+
+    def __init__(self, timeline: Timeline, homes: Whole) -> None:
+        self.timeline = timeline
+        self.homes = homes
+        self.births, self.deaths = timeline.lives
+        self.values: Whole = np.array(timeline.values, dtype=np.int64)
+        self._like: list[int] = []
+        self._places: list[int] = []
+        self._values: list[int] = []
+        self._wholes: list[int] = []
+        self._without: set[int] = set()
+        self._after: dict[int, list[int]] = {}
+
+    def add(self, like: int, home: int, *, same: bool = False) -> int:
+        """A new storage.
+
+        Args:
+            like: has its size.
+            home: its device.
+            same: whether it holds the same tensor as `like`.
+        """
+        self._like.append(like)
+        self._places.append(home)
+        self._values.append(self.timeline.values[like] if same else NOBODY)
+        self._wholes.append(self.timeline.wholes[like] if same and self.timeline.wholes else NOBODY)
+        return len(self.timeline.sizes) + len(self._like) - 1
+
+    def leave_out(self, position: int) -> None:
+        """Drop an event; nothing where the position is beyond the last one, which stands for never."""
+        self._without.add(position)
+
+    def put(self, position: int, *events: int) -> None:
+        """Put events after the one at a position."""
+        self._after.setdefault(position, []).extend(events)
+
+    def finished(self) -> tuple[Timeline, Whole]:
+        """The changed timeline, and the devices of its storages."""
+        old = self.timeline
+        events: list[int] = []
+        start = 0
+        shifts = np.zeros(len(old.events) + 1, dtype=np.int64)
+        for position in sorted({*self._after, *self._without}):
+            if position >= len(old.events):
+                break
+            events.extend(old.events[start:position])
+            kept = () if position in self._without else (old.events[position],)
+            inserted = (*kept, *self._after.get(position, ()))
+            events.extend(inserted)
+            shifts[position + 1 :] += len(inserted) - 1
+            start = position + 1
+        events.extend(old.events[start:])
+        made = {
+            name: (*getattr(old, name), *(getattr(old, name)[each] for each in self._like))
+            for name in ("sizes", "owners", "fixed", "per_sample")
+            if getattr(old, name)
+        }
+        changed = replace(
+            old,
+            **made,
+            values=(*old.values, *self._values),
+            wholes=(*old.wholes, *self._wholes) if old.wholes else (),
+            events=tuple(events),
+            marks=tuple((name, position + int(shifts[position])) for name, position in old.marks),
+            emptied=tuple(position + int(shifts[position]) for position in old.emptied),
+            fans=(),
+        )
+        return changed, np.concatenate([self.homes, np.array(self._places, dtype=np.int64)])
+
+
+class _Meeting:
+    """The gradients of one fan, told anew.
+
+    Args:
+        edited: is changed.
+        fan: the fan.
+        groups: arrivals that are added on another device, by each of them.
+    """
+
+    def __init__(self, edited: _Edited, fan: Fan, groups: dict[int, list[int]]) -> None:
+        self._edited = edited
+        self._fan = fan
+        self._groups = groups
+        self._total = fan.total
+        self._in_place = all(arrival.added == NOBODY for arrival in fan.arrivals)
+        self._sum: int | None = None  # what holds the gradients where the tensor was made
+        self._sums: dict[int, int] = {}  # what holds those of a group, by its first arrival
+
+    def rewrite(self) -> None:
+        """Tell which storages hold the gradients of the fan, and when."""
+        self._forget_old()
+        for number, arrival in enumerate(self._fan.arrivals):
+            group = self._groups.get(number)
+            if group is None and self._sum is not None and _is_at_home(arrival, self._edited.homes):
+                self._sum = self._join(number, self._sum)
+                continue
+            if group is None:
+                if arrival.given != NOBODY:
+                    self._put(self._moment(arrival), born=[arrival.brought])
+                self._arrive(number)
+                continue
+            self._meet_away(number, group)
+            if number == group[-1]:
+                moment = self._moment(arrival)
+                self._put(moment, born=[arrival.brought], dies=[self._sums.pop(group[0])])
+                self._arrive(number)
+
+    def forget(self) -> dict[int, tuple[int, int]]:
+        """Keep only what takes memory on every device that holds two blocks, and the sum of all.
+
+        Returns:
+            The two blocks, for each storage that stands for what they have added.
+        """
+        self._forget_old()
+        arrivals = self._fan.arrivals
+        if self._total not in {arrival.brought for arrival in arrivals if arrival.given == NOBODY}:
+            self._put(self._instant(len(arrivals) - 1), born=[self._total])
+        for number in range(len(arrivals)):
+            self._pass_on(number)
+        held = {}
+        for earlier, later in pairwise(arrivals):
+            start, stop = self._moment(earlier), self._moment(later)
+            if self._share(earlier, later) and self._ends(earlier) < stop:
+                storage = self._edited.add(earlier.brought, 0)
+                self._put(max(start, self._ends(earlier)), born=[storage])
+                self._put(stop - 1, dies=[storage])
+                owners = self._edited.timeline.owners
+                held[storage] = owners[earlier.given], owners[later.given]
+        return held
+
+    def _share(self, one: Arrival, other: Arrival) -> bool:
+        """Whether two blocks share a copy of the tensor, on whichever device both are."""
+        births, deaths = self._edited.births, self._edited.deaths
+        if NOBODY in (one.given, other.given):
+            return False
+        return bool(births[one.given] < deaths[other.given] and births[other.given] < deaths[one.given])
+
+    def _ends(self, arrival: Arrival) -> int:
+        """When the block's own gradient dies, which is one with its copy."""
+        own = next((total for total in arrival.sums[::-1] if total != NOBODY), arrival.terms[0])
+        return int(self._edited.deaths[own])
+
+    def _forget_old(self) -> None:
+        edited = self._edited
+        for arrival in self._fan.arrivals:
+            replaced = [arrival.added] if arrival.given == NOBODY else [arrival.brought, arrival.added]
+            for storage in replaced:
+                if storage == NOBODY:
+                    continue
+                edited.leave_out(int(edited.births[storage]))
+                if storage != self._total:
+                    edited.leave_out(int(edited.deaths[storage]))
+
+    def _arrive(self, number: int) -> None:
+        """A gradient is where the tensor was made: it is the first there, or it is added."""
+        brought, instant = self._fan.arrivals[number].brought, self._instant(number)
+        is_last = number == len(self._fan.arrivals) - 1
+        if self._sum is None:
+            self._sum = brought
+        elif self._in_place:
+            self._let_go(instant, brought)
+        else:
+            home = int(self._edited.homes[brought])
+            total = self._total if is_last else self._edited.add(brought, home)
+            self._put(instant, born=[total])
+            self._let_go(instant, self._sum)
+            self._let_go(instant, brought)
+            self._sum = total
+        if is_last and self._sum != self._total:  # the same bytes under the name that is known later
+            self._let_go(instant, self._sum)
+            self._put(instant, born=[self._total])
+
+    def _let_go(self, instant: int, storage: int) -> None:
+        """Let a storage die: one of the trace's own that came without a copy not before its time."""
+        edited = self._edited
+        own = [arrival.brought for arrival in self._fan.arrivals if arrival.given == NOBODY]
+        if storage not in own:
+            self._put(instant, dies=[storage])
+        elif edited.deaths[storage] < instant:
+            edited.leave_out(int(edited.deaths[storage]))
+            self._put(instant, dies=[storage])
+
+    def _meet_away(self, number: int, group: Sequence[int]) -> None:
+        """A gradient joins those of its group on their device."""
+        edited, arrival = self._edited, self._fan.arrivals[number]
+        first = group[0]
+        if number == first:
+            # It is the block's own; under another name, since it lives on.
+            self._sums[first] = edited.add(arrival.brought, int(edited.homes[arrival.given]), same=True)
+            self._put(self._moment(arrival), born=[self._sums[first]])
+        else:
+            self._sums[first] = self._join(number, self._sums[first])
+
+    def _join(self, number: int, present: int) -> int:
+        """Add the terms of a gradient to what is there, and say what holds all of it then."""
+        edited, arrival = self._edited, self._fan.arrivals[number]
+        # Where the tensor was made, the last one makes the sum of all.
+        is_last = number == len(self._fan.arrivals) - 1 and _is_at_home(arrival, edited.homes)
+        for term in range(len(arrival.terms)):
+            if not self._in_place:
+                instant = self._instant_of(number, term)
+                is_total = is_last and term == len(arrival.terms) - 1
+                added = self._total if is_total else edited.add(arrival.brought, int(edited.homes[arrival.given]))
+                self._put(instant, born=[added])
+                self._let_go(instant, present)
+                present = added
+        self._pass_on(number)
+        if is_last and present != self._total:  # the same bytes under the name that is known later
+            self._let_go(self._moment(arrival), present)
+            self._put(self._moment(arrival), born=[self._total])
+        return present
+
+    def _pass_on(self, number: int) -> None:
+        """Let the terms of a gradient die where they are added to what is there, and not to one another."""
+        edited, arrival = self._edited, self._fan.arrivals[number]
+        for total in arrival.sums:
+            if total != NOBODY:
+                edited.leave_out(int(edited.births[total]))
+                edited.leave_out(int(edited.deaths[total]))
+        for storage in arrival.terms[:1]:
+            instant = self._instant_of(number, 0)
+            if self._is_alone(storage, arrival.brought, instant) and instant < edited.deaths[storage]:
+                edited.leave_out(int(edited.deaths[storage]))
+                self._put(instant, dies=[storage])
+
+    def _is_alone(self, storage: int, copy: int, instant: int) -> bool:
+        """Whether nothing but the copy that is taken of it holds the same tensor from an instant on."""
+        edited = self._edited
+        sizes, value = edited.timeline.sizes, edited.values[storage]
+        users = sum(storage in arrival.terms for arrival in self._fan.arrivals)
+        if users > 1 or sizes[storage] != sizes[copy]:  # gradients are parts of it
+            return False
+        same = np.flatnonzero(edited.values == value) if value >= 0 else np.array([storage])
+        others = same[(same != storage) & (same != copy)]
+        return bool(np.all(edited.deaths[others] <= instant))
+
+    def _moment(self, arrival: Arrival) -> int:
+        """When the trace copied a gradient."""
+        return int(self._edited.births[arrival.brought])
+
+    def _instant(self, number: int) -> int:
+        """When the trace added a gradient."""
+        arrival, edited = self._fan.arrivals[number], self._edited
+        if arrival.added != NOBODY:
+            return int(edited.births[arrival.added])
+        if not number:
+            return self._moment(arrival)
+        death = int(edited.deaths[arrival.brought])
+        return death if death < len(edited.timeline.events) else self._moment(arrival)
+
+    def _instant_of(self, number: int, term: int) -> int:
+        """When a block had a part of its gradient, and those before it were there."""
+        arrival, edited = self._fan.arrivals[number], self._edited
+        total, copied = arrival.sums[term], self._moment(arrival)
+        if total != NOBODY:
+            instant = int(edited.births[total])
+        elif term:
+            instant = int(edited.deaths[arrival.terms[term]])
+        else:
+            instant = max(int(edited.births[arrival.terms[0]]), arrival.since - 1)
+            # A node lets go of what it has used before its gradients are added to others.
+            events = edited.timeline.events
+            while instant < copied - 1 and events[instant + 1] < 0 and -events[instant + 1] - 1 != arrival.terms[0]:
+                instant += 1
+        before = max((self._instant(earlier) for earlier in range(number)), default=0)
+        return max(before, min(instant, copied))
+
+    def _put(self, instant: int, *, born: Sequence[int] = (), dies: Sequence[int] = ()) -> None:
+        self._edited.put(instant, *(storage + 1 for storage in born), *(-(storage + 1) for storage in dies))
