@@ -66,7 +66,7 @@ def find_target(word: str, present: Target | None = None) -> Target:
         return present if present is not None and present.kind == "hip" else Target("hip", "hip", (9, 0))
     if word == "cuda" and present is not None:
         return present
-    gpu = find_gpu(DEFAULT_GPU if word == "cuda" else word)
+    gpu = find_gpu(DEFAULT_GPU if word == "cuda" else word) if isinstance(word, str) else None
     if gpu is None:
         known = ", ".join(gpu.name for gpu in GPUS)
         raise ValueError(

@@ -13,6 +13,7 @@ from autobalance.kernels.present import target_of
 from autobalance.measuring.efficiency import learn_efficiency
 from autobalance.measuring.measure import measure as measure_blocks
 from autobalance.measuring.measurement import with_measurements
+from autobalance.profiling.asked import check_model
 from autobalance.profiling.batches import samples_in, with_samples
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
@@ -67,10 +68,12 @@ def profile(
         The profile, in call order.
 
     Raises:
+        TypeError: for a model, batch, optimizer or step of another kind, or a step that returns no tensor.
         ValueError: for a target or precision that is not supported, an `accumulate`, `clip` or `selected` that makes
-            no sense, or a device to measure on that is not there.
+            no sense, a loss without a backward, or a device to measure on that is not there.
     """
-    if selected is not None and not 0 <= selected <= 1:
+    check_model(model, batch)
+    if selected is not None and not (isinstance(selected, (int, float)) and 0 <= selected <= 1):
         raise ValueError(f"selected={selected!r} is no share: it is from 0 (nothing) to 1 (everything)")
     kernels = target_of(target)
     trial = PlainTrial(optimizer, step, precision, training, accumulate, clip)

@@ -10,6 +10,7 @@ from torch import nn
 
 from autobalance.blocks import Blocks
 from autobalance.kernels.target import SIMULATED, Target
+from autobalance.profiling.asked import Refusal
 from autobalance.profiling.cautions import cautions
 from autobalance.profiling.costs import build_profile
 from autobalance.profiling.lazy import learn_shapes
@@ -20,7 +21,7 @@ from autobalance.profiling.rates import rates_for
 from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed
 from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, Trial
-from autobalance.profiling.world import Kind
+from autobalance.profiling.world import Kind, whose_kernels
 from autobalance.simulated.bounds import selecting
 
 logger = logging.getLogger(__name__)
@@ -101,14 +102,18 @@ class Profiler:
             learn_shapes(self.root, self.trial, self.batches[0])
         try:
             return self._trace_around_opaque(trace)
+        except Refusal:
+            raise
         except Exception as error:
             if self._kind == "real":
                 raise
             self._kind = "real"
             reason = str(error).strip().split("\n")[0]
+            others = whose_kernels(self.target)
+            kernels = f", with the kernels of {others}, not those of {self.target.name}" if others else ""
             self._note(
                 f"the step cannot run on fake tensors ({type(error).__name__}: {reason}), so one real step was run on "
-                f"a copy of the model in host memory"
+                f"a copy of the model in host memory{kernels}"
             )
             return trace("real")
 

@@ -98,7 +98,7 @@ def lines_through(timelines: Sequence[Timeline], sizes: Sequence[int]) -> Timeli
     Raises:
         ValueError: the steps differ by more than bytes, or bytes do not lie on lines; the text says where.
     """
-    first, second = timelines[:2]
+    first = timelines[0]
     for timeline, size in zip(timelines[1:], sizes[1:], strict=True):
         difference = _difference(first, timeline)
         if difference:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from autobalance import compat
+from autobalance.profiling.asked import check_callables, checked_loss, made_optimizer
 from autobalance.profiling.nested import tensors_in
 
 Step = Callable[[nn.Module, Any], Tensor]
@@ -98,6 +100,7 @@ class PlainTrial:
         accumulate: int = 1,
         clip: float | None = None,
     ) -> None:
+        check_callables(optimizer, step)
         _check(precision, training, accumulate, clip)
         self.precision = precision
         self.dtype = _TRUE.get(precision)
@@ -121,7 +124,7 @@ class PlainTrial:
             self._scaler = compat.stepping_scaler(device.type)
         if self._make_optimizer is not None and self._training:
             trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
-            self._optimizers = [self._make_optimizer(trained)]
+            self._optimizers = [made_optimizer(self._make_optimizer, trained)]
         return self._optimizers
 
     def run(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
@@ -142,7 +145,7 @@ class PlainTrial:
                 if self._training:
                     mark(f"step {number} backward")
                     with glue():
-                        self._scaled(loss).backward()
+                        self._scaled(checked_loss(loss, twin)).backward()
             if self._training:
                 mark(f"step {number} optimizer")
                 self._update(twin)
@@ -194,7 +197,7 @@ def _check(precision: str, training: bool, accumulate: int, clip: float | None) 
         )
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise ValueError(f"accumulate={accumulate!r} is no number of batches per optimizer step: say 1 or more.")
-    if clip is not None and not clip > 0:
+    if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
         raise ValueError(
             f"clip={clip!r} would leave nothing of the gradients: say the largest norm that they may have, above 0, "
             f"or None for as large as they are."
@@ -258,7 +261,8 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     """Call the model with a mapping as keywords, a tuple as positionals, anything else as the only argument."""
     if isinstance(batch, Mapping):
         return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
+    is_several = isinstance(batch, tuple) and not isinstance(batch, PackedSequence)
+    return model(*batch) if is_several else model(batch)
 
 
 def default_step(model: nn.Module, batch: Any) -> Tensor:
