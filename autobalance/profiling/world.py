@@ -81,6 +81,13 @@ def make_world(
     return WatchedWorld(kind, target, there, tracer, note, observe)
 
 
+def whose_kernels(target: Target) -> str:
+    """Whose kernels run on real elements of a trial for a target, in words; "" where they are the target's own."""
+    if not target.is_emulated:
+        return ""
+    return "the CPU" if torch.cuda.is_available() else "simulated devices"
+
+
 def on_host(tensor: Tensor) -> Tensor:
     """A copy of a tensor that stays on the host; of a large one only its shape is kept, as a tensor on meta."""
     detached = tensor.detach()

@@ -246,14 +246,23 @@ def test_number_that_only_real_data_know_is_noted() -> None:
     assert "number(s) that only real data know (such as `loss.item()`) were taken as 1.0" in note
 
 
+@pytest.mark.parametrize("target", ["simulated", "cpu"])
+def test_a_real_copy_runs_the_kernels_of_a_target_that_is_here(target: str) -> None:
+    real = autobalance.profile(Decides("branch"), torch.ones(8, 256), step=squares, target=target)
+    assert real.notes[0].endswith("so one real step was run on a copy of the model in host memory")
+
+
 @pytest.mark.parametrize("way", ["branch", "selection"])
 def test_step_that_cannot_run_on_fakes_is_run_on_a_real_copy_and_says_so(way: str) -> None:
-    real = autobalance.profile(Decides(way), torch.ones(8, 256), step=squares)
-    fake = autobalance.profile(Mlp(), torch.ones(8, 256), step=squares)
+    real = autobalance.profile(Decides(way), torch.ones(8, 256), step=squares, target="A100-80GB")
+    fake = autobalance.profile(Mlp(), torch.ones(8, 256), step=squares, target="A100-80GB")
     assert len(real.notes) == 2
     assert "the host waits for the device" in real.notes[1]
     assert "the step cannot run on fake tensors" in real.notes[0]
-    assert "one real step was run on a copy of the model in host memory" in real.notes[0]
+    assert real.notes[0].endswith(
+        "so one real step was run on a copy of the model in host memory, with the kernels of simulated devices, not "
+        "those of A100-80GB"
+    )
     assert [row.weights for row in real.blocks] == [row.weights for row in fake.blocks]
     assert real.blocks[0].saved == fake.blocks[0].saved
 
