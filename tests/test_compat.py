@@ -364,3 +364,36 @@ def test_gradients_that_autograd_adds_are_told_and_whether_another_holds_them() 
     assert seen_in(lambda h: h + h) == [(True, False)]
     assert seen_in(lambda h: torch.cat([h, h.sin()])[3:]) == [(True, False)]
     assert [told for told, _ in seen_in(AddsItself.apply)] == [False]
+
+
+def test_what_a_function_gave_is_added_while_its_own_node_is_current() -> None:
+    seen: list[tuple[bool, bool, bool, int]] = []
+
+    class Copies(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient.clone()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor:
+                node = compat.current_node()
+                told = compat.accumulates_gradients(func, args, kwargs, lambda node: compat.is_node_of(node, Copies))
+                plain = compat.accumulates_gradients(func, args, kwargs)
+                seen.append((told, plain, compat.is_node_of(node, Copies), compat.number_of(node)))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, requires_grad=True) * 2
+    copies = [Copies.apply(x), Copies.apply(x)]
+    numbers = [compat.number_of(copy.grad_fn) for copy in copies]
+    result = torch.stack(copies).sum()
+    assert [compat.is_node_of(copy.grad_fn, Copies) for copy in copies] == [True, True]
+    assert not compat.is_node_of(x.grad_fn, Copies)
+    assert compat.current_node() is None
+    with Watch():
+        result.backward()
+    assert seen == [(True, False, True, numbers[0])]  # the later one's gradient comes first

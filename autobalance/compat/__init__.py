@@ -44,7 +44,9 @@ from autobalance.compat.modes import excluded_autocast as excluded_autocast
 from autobalance.compat.modes import function_modes as function_modes
 from autobalance.compat.modes import in_backward as in_backward
 from autobalance.compat.modes import insert_function_mode as insert_function_mode
+from autobalance.compat.modes import is_node_of as is_node_of
 from autobalance.compat.modes import modes_disabled as modes_disabled
+from autobalance.compat.modes import number_of as number_of
 from autobalance.compat.modes import on_autocast_exit as on_autocast_exit
 from autobalance.compat.modes import raised_in_backward as raised_in_backward
 from autobalance.compat.modes import remove_function_mode as remove_function_mode

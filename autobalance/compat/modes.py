@@ -81,6 +81,17 @@ def current_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def number_of(node: Any) -> int:
+    """Number of an autograd node, which no other node of the graph has."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def is_node_of(node: Any, function: type[torch.autograd.Function]) -> bool:
+    """Whether an autograd node is of this function."""
+    return getattr(node, "_forward_cls", None) is function
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward in this thread."""
     return current_node() is not None

@@ -119,14 +119,14 @@ class Observer:
         node = compat.current_node()
         ways = [way for way in ways_back_from(node) if way.shape == tuple(result.shape)]
         for way in ways[:1]:
-            way.add(node._sequence_nr(), earlier, later, total)
+            way.add(compat.number_of(node), earlier, later, total)
         tracer.fans.meet(earlier, later, total)
 
     def _follow_gradients(self) -> None:
         node = compat.current_node()
         if node is not None:
             for way in ways_back_from(node):
-                way.comes(node._sequence_nr(), len(self._traced.tracer.events))
+                way.comes(compat.number_of(node), len(self._traced.tracer.events))
 
     def _tell_maker(self, func: Any, result: Any) -> None:
         tracer = self._traced.tracer

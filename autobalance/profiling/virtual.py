@@ -53,7 +53,7 @@ def ways_back_from(node: Any) -> Iterator[WayBack]:
 
 def is_crossing(node: Any) -> bool:
     """Whether an autograd node copies a gradient back to another account."""
-    return getattr(node, "_forward_cls", None) is Crossing
+    return compat.is_node_of(node, Crossing)
 
 
 class VirtualLocator:

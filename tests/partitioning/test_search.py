@@ -8,7 +8,9 @@ import pytest
 
 import autobalance.partitioning.problem as problem_module
 from autobalance.errors import InfeasiblePlanError
+from autobalance.partitioning.replay import replay
 from autobalance.partitioning.search import plan
+from autobalance.profiling.fans import Arrival, Fan
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.timeline import ROOT, Timeline
 
@@ -360,3 +362,59 @@ def test_budgets_are_kept_to_the_byte_at_any_size() -> None:
     with pytest.raises(InfeasiblePlanError):
         plan(profile, [2**55])
     assert plan(profile, [10**30] * 2).fits, "so large a budget means none"
+
+
+def _fan_out(blocks: int, rng: random.Random) -> Profile:
+    """A tensor of block 0 goes to all others, which hold some bytes of their own; gradients come back in turn."""
+    sizes, owners, values, events = [8], [0], [0], [1]
+
+    def born(size: int, owner: int, value: int = -1) -> int:
+        sizes.append(size)
+        owners.append(owner)
+        values.append(value)
+        events.append(len(sizes))
+        return len(sizes) - 1
+
+    def dies(storage: int) -> None:
+        events.append(-(storage + 1))
+
+    given = [0, *(born(8, block, 0) for block in range(1, blocks))]
+    saved = [born(rng.randint(1, 30), block) for block in range(blocks)]
+    arrivals: list[Arrival] = []
+    total = -1
+    for block in range(blocks - 1, 0, -1):
+        work = born(rng.randint(1, 20), block)
+        gradient = born(8, block, block)
+        dies(work)
+        brought = born(8, 0, block)
+        dies(gradient)
+        added = born(8, 0) if arrivals else -1
+        for old in (total, brought) if arrivals else ():
+            dies(old)
+        arrivals.append(Arrival(brought, added, given[block], (gradient,), (-1,)))
+        total = added if added >= 0 else brought
+        dies(saved[block])
+    timeline = Timeline(tuple(sizes), tuple(owners), tuple(values), tuple(events), fans=(Fan(tuple(arrivals)),))
+    return Profile(tuple(BlockCost(f"b{block}") for block in range(blocks)), timeline)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_meets_on_a_device_is_within_its_budget_and_optimal_is_said_only_of_the_best(seed, contiguous) -> None:
+    rng = random.Random(seed)
+    blocks, devices = rng.randint(3, 7), rng.randint(2, 3)
+    profile = _fan_out(blocks, rng)
+    plans = [
+        replay(profile.timeline, assignment, assignment[-1], devices) for assignment in contiguous(blocks, devices)
+    ]
+    best = min(max(peaks) for peaks in plans)
+    found = plan(profile, [max(map(max, plans))] * devices)
+    assert list(found.peaks) == replay(profile.timeline, found.assignment, found.root, devices)
+    assert not found.optimal or max(found.peaks) == best
+    for budget in range(best - 2, max(map(max, plans))):
+        try:
+            tight = plan(profile, [budget] * devices)
+        except InfeasiblePlanError as error:
+            assert budget < best or "only some plans were tried" in str(error)
+        else:
+            assert max(tight.peaks) <= budget
+            assert not tight.optimal or max(tight.peaks) == best
