@@ -122,7 +122,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         weights = torch.softmax(self.query(x) @ self.key(memory).transpose(-1, -2), -1)
-        return x + weights @ self.value(memory)
+        attended: Tensor = weights @ self.value(memory)
+        return x + attended
 
 
 class EncoderAndDecoder(nn.Module):
