@@ -34,7 +34,7 @@ class Crossing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        copied = ctx.locator.copy(gradients[0], ctx.source)
+        copied = ctx.locator.cross(gradients[0], ctx.source)
         if ctx.way_back is not None:
             ctx.locator.returned(ctx.way_back, gradients[0], copied)
         return copied, None, None, None
@@ -93,10 +93,17 @@ class VirtualLocator:
         assert isinstance(place, int)
         self.exchanges.setdefault((source, place))
         if alone:
-            return self._cross(tensor, place, alone)
-        return self._copies.get(tensor, place, lambda: self._cross(tensor, place))
+            return self.cross(tensor, place, alone)
+        return self._copies.get(tensor, place, lambda: self.cross(tensor, place))
 
-    def _cross(self, tensor: Tensor, place: int, alone: bool = False) -> Tensor:
+    def cross(self, tensor: Tensor, place: int, alone: bool = False) -> Tensor:
+        """Copy, with the way back where there is a graph: that of a gradient too, which a second backward follows.
+
+        Args:
+            tensor: what is copied.
+            place: for whom.
+            alone: as for `copy`.
+        """
         if torch.is_grad_enabled() and tensor.requires_grad:
             crossed: Tensor = Crossing.apply(tensor, self, place, alone)  # type: ignore[no-untyped-call]  # torch's own
             return crossed
