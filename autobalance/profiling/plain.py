@@ -15,6 +15,7 @@ from autobalance.measuring.measure import measure as measure_blocks
 from autobalance.measuring.measurement import with_measurements
 from autobalance.profiling.asked import check_model
 from autobalance.profiling.batches import samples_in, with_samples
+from autobalance.profiling.beside import beside
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.scaling import unscaled, with_batch_sizes
@@ -84,8 +85,9 @@ def profile(
     def traced(sampled: Batch) -> Profile:
         passes = PlainTrial.STEPS * accumulate * len(blocks)
         with ProgressBar("profiling", total=passes) as bar:
+            notes = [*beside(model, step)]
             return Profiler(
-                model, blocks, trial, [sampled], training, kernels, progress=bar, selected=selected
+                model, blocks, trial, [sampled], training, kernels, notes, progress=bar, selected=selected
             ).profile()
 
     found = traced(sampled)
