@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,22 +57,11 @@ def layer(cell: Cell) -> Callable[..., Any]:
     """What takes the place of a recurrent layer on padded sequences: called with target and the layer's arguments."""
     func = _LAYERS[cell.mode].input
 
-    def run(
-        target: Target,
-        value: Tensor,
-        state: Any,
-        weights: Sequence[Tensor],
-        has_biases: bool,
-        layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
+    def run(target: Target, value: Tensor, state: Any, weights: Sequence[Tensor], *options: Any) -> Any:
         if not is_by_cudnn(value):
-            return func.decompose(value, state, weights, has_biases, layers, dropout, train, bidirectional, batch_first)
-        options: Any = (layers, batch_first, dropout, train, bidirectional, [])
-        return _run(cell, value, state, weights, has_biases, options)
+            return func.decompose(value, state, weights, *options)
+        *settings, batch_first = options
+        return _run(cell, value, state, weights, _Settings(*settings), batch_first, [])
 
     return run
 
@@ -82,35 +71,57 @@ def packed_layer(cell: Cell) -> Callable[..., Any]:
     func = _LAYERS[cell.mode].data
 
     def run(
-        target: Target,
-        value: Tensor,
-        batch_sizes: Tensor,
-        state: Any,
-        weights: Sequence[Tensor],
-        has_biases: bool,
-        layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
+        target: Target, value: Tensor, batch_sizes: Tensor, state: Any, weights: Sequence[Tensor], *settings: Any
     ) -> Any:
         if not is_by_cudnn(value):
-            return func.decompose(value, batch_sizes, state, weights, has_biases, layers, dropout, train, bidirectional)
-        options = (layers, False, dropout, train, bidirectional, batch_sizes.tolist())
-        return _run(cell, value, state, weights, has_biases, options)
+            return func.decompose(value, batch_sizes, state, weights, *settings)
+        return _run(cell, value, state, weights, _Settings(*settings), False, batch_sizes.tolist())
 
     return run
 
 
-def _run(cell: Cell, value: Tensor, state: Any, weights: Sequence[Tensor], has_biases: bool, options: Any) -> Any:
+class _Settings(NamedTuple):
+    """What torch's recurrent layers are told in this order, on padded and on packed sequences alike."""
+
+    has_biases: bool
+    layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+
+
+def _run(
+    cell: Cell,
+    value: Tensor,
+    state: Any,
+    weights: Sequence[Tensor],
+    settings: _Settings,
+    batch_first: bool,
+    batch_sizes: list[int],
+) -> Any:
     hidden, of_cell = state if cell is LSTM else (state, None)
     projected = 0
     size = hidden.shape[2]
     if of_cell is not None and of_cell.shape[2] != size:
         size, projected = of_cell.shape[2], size
     value, hidden, of_cell, *weights = _cast(value, hidden, of_cell, *weights)
+    has_biases, layers, *rest = settings
     stride = (4 if has_biases else 2) + (1 if projected else 0)
     result, hidden, of_cell, _, _ = _aten._cudnn_rnn(
-        value, weights, stride, None, hidden, of_cell, cell.mode, size, projected, *options, None
+        value,
+        weights,
+        stride,
+        None,
+        hidden,
+        of_cell,
+        cell.mode,
+        size,
+        projected,
+        layers,
+        batch_first,
+        *rest,
+        batch_sizes,
+        None,
     )
     return (result, hidden, of_cell) if cell is LSTM else (result, hidden)
 
