@@ -24,6 +24,7 @@ class Arrival:
         terms: storages of the gradients that the block itself adds to that one, in order.
         sums: for each term, the storage that was made by adding it; `NOBODY` as for `added`.
         since: number of events before the first term is there.
+        until: number of events before the first term is read for the last time by anything but its addition.
     """
 
     brought: int
@@ -32,6 +33,7 @@ class Arrival:
     terms: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
     since: int = 0
+    until: int = 0
 
     @property
     def storages(self) -> Iterator[int]:
@@ -79,6 +81,7 @@ class Fan:
                     terms=tuple(numbers[term] for term in arrival.terms),
                     sums=tuple(numbers[total] for total in arrival.sums),
                     since=events[arrival.since],
+                    until=events[arrival.until],
                 )
                 for arrival in self.arrivals
             )
@@ -102,5 +105,6 @@ class Fan:
                     raise ValueError(f"a fan speaks of storage {storage}, but there are {storages} storages")
             if len(arrival.terms) != len(arrival.sums):
                 raise ValueError(f"a fan has {len(arrival.terms)} terms and {len(arrival.sums)} sums of one gradient")
-            if not 0 <= arrival.since <= events:
-                raise ValueError(f"a fan speaks of event {arrival.since}, but there are {events} events")
+            for position in (arrival.since, arrival.until):
+                if not 0 <= position <= events:
+                    raise ValueError(f"a fan speaks of event {position}, but there are {events} events")

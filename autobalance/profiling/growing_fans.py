@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autobalance.profiling.fans import NOBODY, Arrival, Fan
@@ -71,10 +72,15 @@ class WayBack:
         if made != gradient:  # it was passed on by something else than these additions
             self.terms, self.sums = [gradient], [NOBODY]
 
-    @property
-    def arrival(self) -> Arrival:
-        """What is known of it, for good."""
-        return Arrival(self.brought, self.added, self.given, tuple(self.terms), tuple(self.sums), max(0, self.since))
+    def arrival(self, reads: Mapping[int, int]) -> Arrival:
+        """What is known of it, for good.
+
+        Args:
+            reads: number of events before each storage is read for the last time.
+        """
+        until = max((reads.get(term, 0) for term in self.terms[:1]), default=0)
+        terms, sums = tuple(self.terms), tuple(self.sums)
+        return Arrival(self.brought, self.added, self.given, terms, sums, max(0, self.since), until)
 
 
 @dataclass
@@ -110,6 +116,7 @@ class GrowingFans:
     def __init__(self) -> None:
         self._fans: list[GrowingFan] = []
         self._of: dict[int, GrowingFan] = {}  # by storage in which gradients of a fan are, while others may join them
+        self._reads: dict[int, int] = {}
         self.is_spread = False
         """Whether any tensor was given to several blocks."""
 
@@ -129,6 +136,15 @@ class GrowingFans:
         fan.sent += 1
         self.is_spread |= fan.sent > 1
         return WayBack(fan, NOBODY if given is None else given, shape)
+
+    def read(self, storage: int, events: int) -> None:
+        """An operation of a backward reads a storage, and does not add it to a gradient on its way back.
+
+        Args:
+            storage: that it reads.
+            events: how many there have been.
+        """
+        self._reads[storage] = events
 
     def arrive(self, way: WayBack, brought: int | None) -> None:
         """The gradient of a copy is where the tensor was made.
@@ -168,7 +184,7 @@ class GrowingFans:
     def finished(self) -> tuple[Fan, ...]:
         """The fans of which gradients from several blocks have met."""
         return tuple(
-            Fan(tuple(way.arrival for way in fan.arrived))
+            Fan(tuple(way.arrival(self._reads) for way in fan.arrived))
             for fan in self._fans
             if fan.copied > 1 and fan.additions == len(fan.arrived) - 1
         )

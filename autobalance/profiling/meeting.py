@@ -17,6 +17,9 @@ import numpy as np
 from autobalance.profiling.fans import NOBODY, Arrival, Fan
 from autobalance.profiling.timeline import Timeline, Whole
 
+# Events of one addition: the sum is born, and both of its terms die.
+_SUM_AND_TERMS = 2
+
 
 def as_met(timeline: Timeline, homes: Whole) -> tuple[Timeline, Whole]:
     """The storages and events of a trace as they are where blocks of its fans share devices.
@@ -102,7 +105,6 @@ class _Edited:
         self.timeline = timeline
         self.homes = homes
         self.births, self.deaths = timeline.lives
-        self.values: Whole = np.array(timeline.values, dtype=np.int64)
         self._like: list[int] = []
         self._places: list[int] = []
         self._values: list[int] = []
@@ -213,8 +215,11 @@ class _Meeting:
         arrivals = self._fan.arrivals
         if self._total not in {arrival.brought for arrival in arrivals if arrival.given == NOBODY}:
             self._put(self._instant(len(arrivals) - 1), born=[self._total])
-        for number in range(len(arrivals)):
+        for number, arrival in enumerate(arrivals):
             self._pass_on(number)
+            if arrival.given == NOBODY and arrival.brought != self._total and self._dies_when_added(number):
+                self._edited.leave_out(int(self._edited.births[arrival.brought]))
+                self._edited.leave_out(int(self._edited.deaths[arrival.brought]))
         held = {}
         for earlier, later in pairwise(arrivals):
             start, stop = self._moment(earlier), self._moment(later)
@@ -269,14 +274,22 @@ class _Meeting:
             self._put(instant, born=[self._total])
 
     def _let_go(self, instant: int, storage: int) -> None:
-        """Let a storage die: one of the trace's own that came without a copy not before its time."""
-        edited = self._edited
-        own = [arrival.brought for arrival in self._fan.arrivals if arrival.given == NOBODY]
-        if storage not in own:
+        """Let a storage die; one that came without a copy only if nothing but the addition held it in the trace."""
+        edited, arrivals = self._edited, self._fan.arrivals
+        own = [number for number, arrival in enumerate(arrivals) if arrival.given == NOBODY]
+        number = next((number for number in own if arrivals[number].brought == storage), None)
+        if number is None:
             self._put(instant, dies=[storage])
-        elif edited.deaths[storage] < instant:
-            edited.leave_out(int(edited.deaths[storage]))
+            return
+        death = int(edited.deaths[storage])
+        if death < instant or self._dies_when_added(number):
+            edited.leave_out(death)
             self._put(instant, dies=[storage])
+
+    def _dies_when_added(self, number: int) -> bool:
+        """Whether nothing but the addition held a gradient in the trace."""
+        added = self._instant(max(1, number))  # the first is added when the second comes
+        return added <= int(self._edited.deaths[self._fan.arrivals[number].brought]) <= added + _SUM_AND_TERMS
 
     def _meet_away(self, number: int, group: Sequence[int]) -> None:
         """A gradient joins those of its group on their device."""
@@ -316,21 +329,16 @@ class _Meeting:
                 edited.leave_out(int(edited.births[total]))
                 edited.leave_out(int(edited.deaths[total]))
         for storage in arrival.terms[:1]:
-            instant = self._instant_of(number, 0)
-            if self._is_alone(storage, arrival.brought, instant) and instant < edited.deaths[storage]:
+            instant = max(self._instant_of(number, 0), arrival.until - 1)
+            if self._is_alone(storage, arrival.brought) and instant < edited.deaths[storage]:
                 edited.leave_out(int(edited.deaths[storage]))
                 self._put(instant, dies=[storage])
 
-    def _is_alone(self, storage: int, copy: int, instant: int) -> bool:
-        """Whether nothing but the copy that is taken of it holds the same tensor from an instant on."""
-        edited = self._edited
-        sizes, value = edited.timeline.sizes, edited.values[storage]
+    def _is_alone(self, storage: int, copy: int) -> bool:
+        """Whether a storage is one gradient, and not several parts."""
+        sizes = self._edited.timeline.sizes
         users = sum(storage in arrival.terms for arrival in self._fan.arrivals)
-        if users > 1 or sizes[storage] != sizes[copy]:  # gradients are parts of it
-            return False
-        same = np.flatnonzero(edited.values == value) if value >= 0 else np.array([storage])
-        others = same[(same != storage) & (same != copy)]
-        return bool(np.all(edited.deaths[others] <= instant))
+        return users == 1 and sizes[storage] == sizes[copy]
 
     def _moment(self, arrival: Arrival) -> int:
         """When the trace copied a gradient."""

@@ -95,7 +95,7 @@ class Observer:
         traced = self._traced
         traced.work(func, args, kwargs, result, account)
         if traced.tracer.fans.is_spread:
-            self._follow_gradients()
+            self._follow_gradients(func, args, kwargs)
         if compat.accumulates_gradients(func, args, kwargs, is_crossing):
             self._add_gradients(args[0], args[1], result)
         self._tell_maker(func, result)
@@ -122,11 +122,18 @@ class Observer:
             way.add(compat.number_of(node), earlier, later, total)
         tracer.fans.meet(earlier, later, total)
 
-    def _follow_gradients(self) -> None:
-        node = compat.current_node()
-        if node is not None:
-            for way in ways_back_from(node):
-                way.comes(compat.number_of(node), len(self._traced.tracer.events))
+    def _follow_gradients(self, func: Any, args: Any, kwargs: Any) -> None:
+        node, tracer = compat.current_node(), self._traced.tracer
+        if node is None:
+            return
+        ways = list(ways_back_from(node))
+        for way in ways:
+            way.comes(compat.number_of(node), len(tracer.events))
+        if ways and compat.accumulates_gradients(func, args, kwargs, is_crossing):
+            return
+        for tensor in tensors_in(args):
+            if (read := tracer.find(tensor.untyped_storage())) is not None:
+                tracer.fans.read(read, len(tracer.events))
 
     def _tell_maker(self, func: Any, result: Any) -> None:
         tracer = self._traced.tracer

@@ -201,6 +201,7 @@ def test_a_bound_is_never_above_what_a_placement_takes(profiled: tuple[Profiler,
         (Fan((Arrival(12),)), "a fan speaks of storage 12, but there are 12 storages"),
         (Fan((Arrival(5, terms=(4,)),)), "1 terms and 0 sums"),
         (Fan((Arrival(5, since=25),)), "a fan speaks of event 25, but there are 24 events"),
+        (Fan((Arrival(5, until=26),)), "a fan speaks of event 26, but there are 24 events"),
     ],
 )
 def test_a_fan_that_speaks_of_what_is_not_there_is_refused(fan: Fan, text: str) -> None:
