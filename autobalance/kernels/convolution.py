@@ -7,9 +7,9 @@ Depthwise convolutions run on torch's own kernels, which take nothing. Sources: 
 (use_cudnn_depthwise, is_depthwise), aten/src/ATen/native/cudnn/ConvShared.cpp (cudnn_convolution_backward),
 aten/src/ATen/native/cudnn/Conv_v8.cpp (run_conv_plan).
 
-What is inferred, from what hundreds of image models held on an A100 in float32 (GPUMemNet, arXiv 2602.17817): which kernels
-copy. Those of the output read float32 as it lies, and so do kernels of one pixel, which multiply matrices, and of
-groups; a weight's gradient is summed up in parts.
+What is inferred, from what hundreds of image models held on an A100 in float32 (GPUMemNet, arXiv 2602.17817): which
+kernels copy. Those of the output read float32 as it lies, and so do kernels of one pixel, which multiply matrices, and
+of groups; a weight's gradient is summed up in parts.
 """
 
 from __future__ import annotations
