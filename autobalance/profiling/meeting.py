@@ -9,11 +9,11 @@ instant to another, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from autobalance.profiling.editing import EditedTimeline
 from autobalance.profiling.fans import NOBODY, Arrival, Fan
 from autobalance.profiling.timeline import Timeline, Whole
 
@@ -35,11 +35,11 @@ def as_met(timeline: Timeline, homes: Whole) -> tuple[Timeline, Whole]:
     Returns:
         Timeline and devices, with new storages at the end; as given where nothing meets that was apart.
     """
-    edited: _Edited | None = None
+    edited: EditedTimeline | None = None
     for fan in timeline.fans:
         groups = _groups(timeline, fan, homes)
         if groups or _any_joins_at_home(fan, homes):
-            edited = edited or _Edited(timeline, homes)
+            edited = edited or EditedTimeline(timeline, homes)
             _Meeting(edited, fan, groups).rewrite()
     return (timeline, homes) if edited is None else edited.finished()
 
@@ -60,7 +60,7 @@ def least(timeline: Timeline) -> tuple[Timeline, dict[int, tuple[int, int]]]:
     """
     if not timeline.fans:
         return timeline, {}
-    edited = _Edited(timeline, np.zeros(len(timeline.sizes), dtype=np.int64))
+    edited = EditedTimeline(timeline, np.zeros(len(timeline.sizes), dtype=np.int64))
     both: dict[int, tuple[int, int]] = {}
     for fan in timeline.fans:
         both.update(_Meeting(edited, fan, {}).forget())
@@ -98,76 +98,6 @@ def _groups(timeline: Timeline, fan: Fan, homes: Whole) -> dict[int, list[int]]:
     return {number: sorted(members) for _, _, members in sharing if len(members) > 1 for number in members}
 
 
-class _Edited:
-    """A timeline that is being changed: new storages at the end, events left out and put in."""
-
-    def __init__(self, timeline: Timeline, homes: Whole) -> None:
-        self.timeline = timeline
-        self.homes = homes
-        self.births, self.deaths = timeline.lives
-        self._like: list[int] = []
-        self._places: list[int] = []
-        self._values: list[int] = []
-        self._wholes: list[int] = []
-        self._without: set[int] = set()
-        self._after: dict[int, list[int]] = {}
-
-    def add(self, like: int, home: int, *, same: bool = False) -> int:
-        """A new storage.
-
-        Args:
-            like: has its size.
-            home: its device.
-            same: whether it holds the same tensor as `like`.
-        """
-        self._like.append(like)
-        self._places.append(home)
-        self._values.append(self.timeline.values[like] if same else NOBODY)
-        self._wholes.append(self.timeline.wholes[like] if same and self.timeline.wholes else NOBODY)
-        return len(self.timeline.sizes) + len(self._like) - 1
-
-    def leave_out(self, position: int) -> None:
-        """Drop an event; nothing where the position is beyond the last one, which stands for never."""
-        self._without.add(position)
-
-    def put(self, position: int, *events: int) -> None:
-        """Put events after the one at a position."""
-        self._after.setdefault(position, []).extend(events)
-
-    def finished(self) -> tuple[Timeline, Whole]:
-        """The changed timeline, and the devices of its storages."""
-        old = self.timeline
-        events: list[int] = []
-        start = 0
-        shifts = np.zeros(len(old.events) + 1, dtype=np.int64)
-        for position in sorted({*self._after, *self._without}):
-            if position >= len(old.events):
-                break
-            events.extend(old.events[start:position])
-            kept = () if position in self._without else (old.events[position],)
-            inserted = (*kept, *self._after.get(position, ()))
-            events.extend(inserted)
-            shifts[position + 1 :] += len(inserted) - 1
-            start = position + 1
-        events.extend(old.events[start:])
-        made = {
-            name: (*getattr(old, name), *(getattr(old, name)[each] for each in self._like))
-            for name in ("sizes", "owners", "fixed", "per_sample")
-            if getattr(old, name)
-        }
-        changed = replace(
-            old,
-            **made,
-            values=(*old.values, *self._values),
-            wholes=(*old.wholes, *self._wholes) if old.wholes else (),
-            events=tuple(events),
-            marks=tuple((name, position + int(shifts[position])) for name, position in old.marks),
-            emptied=tuple(position + int(shifts[position]) for position in old.emptied),
-            fans=(),
-        )
-        return changed, np.concatenate([self.homes, np.array(self._places, dtype=np.int64)])
-
-
 class _Meeting:
     """The gradients of one fan, told anew.
 
@@ -177,7 +107,7 @@ class _Meeting:
         groups: arrivals that are added on another device, by each of them.
     """
 
-    def __init__(self, edited: _Edited, fan: Fan, groups: dict[int, list[int]]) -> None:
+    def __init__(self, edited: EditedTimeline, fan: Fan, groups: dict[int, list[int]]) -> None:
         self._edited = edited
         self._fan = fan
         self._groups = groups

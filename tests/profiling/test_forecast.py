@@ -88,9 +88,10 @@ def test_forecast_equals_count_for_any_placement(name: str) -> None:
         assert forecast(profiler, where) == counted(case, make, where, run.precision, run.adapt), where.assignment
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", CASES)
-def test_replay_equals_the_forecast(name: str) -> None:
-    profiler = profiler_of(CASES[name], OPTIMIZERS["AdamW foreach"])
+def test_replay_equals_the_forecast(name: str, optimizer: str) -> None:
+    profiler = profiler_of(CASES[name], OPTIMIZERS[optimizer])
     profile = profiler.profile()
     for where in (contiguous(profile), *(scattered(profile, seed) for seed in range(3))):
         assert replay(profile.timeline, where.assignment, where.root, DEVICES) == forecast(profiler, where)
