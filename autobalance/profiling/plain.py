@@ -16,6 +16,7 @@ from autobalance.measuring.measurement import with_measurements
 from autobalance.profiling.asked import check_model
 from autobalance.profiling.batches import samples_in, with_samples
 from autobalance.profiling.beside import beside
+from autobalance.profiling.cautions import cautions_of_mode
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.scaling import unscaled, with_batch_sizes
@@ -85,7 +86,7 @@ def profile(
     def traced(sampled: Batch) -> Profile:
         passes = PlainTrial.STEPS * accumulate * len(blocks)
         with ProgressBar("profiling", total=passes) as bar:
-            notes = [*beside(model, step)]
+            notes = [*beside(model, step), *cautions_of_mode(model, training)]
             return Profiler(
                 model, blocks, trial, [sampled], training, kernels, notes, progress=bar, selected=selected
             ).profile()

@@ -49,3 +49,21 @@ def test_amd_gpus_have_no_cudnn_and_a_larger_workspace() -> None:
     half = torch.empty(2, 4, 8, 64, dtype=torch.bfloat16, device="meta")
     assert choose(Attention(half, half, half, None, 0.0, False, False, target=hip, release=(2, 14))) == "flash"
     assert cublas_workspace(hip, (2, 14), {}) == 32 * 2**20
+
+
+def test_a_model_in_the_other_mode_is_told() -> None:
+    model, rows = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 2)), torch.zeros(4, 8)
+    assert autobalance.profile(model.train(), rows).notes == ()
+    assert autobalance.profile(model.eval(), rows, training=False).notes == ()
+    (told,) = autobalance.profile(model.eval(), rows).notes
+    assert "in evaluation mode, where Dropout take less memory" in told
+    assert "model.train()" in told
+    (told,) = autobalance.profile(model.train(), rows, training=False).notes
+    assert "in training mode, where Dropout take more memory" in told
+    assert "model.eval()" in told
+
+
+def test_a_mode_that_makes_no_difference_is_not_told() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.LayerNorm(8))
+    assert autobalance.profile(model.eval(), torch.zeros(4, 8)).notes == ()
+    assert autobalance.profile(model.train(), torch.zeros(4, 8), training=False).notes == ()
