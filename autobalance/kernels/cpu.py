@@ -232,6 +232,19 @@ def _blocked_weight(weight: Tensor) -> int:
     return _up(out, _block()) * inner * math.prod(weight.shape[2:]) * weight.itemsize
 
 
+def _upsampled(args: Any, result: Tensor) -> int:
+    """Copies of input and output with channels last, for which kernels are vectorized (aten/src/ATen/native/cpu/
+    UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d)."""
+    source, last = args[0], torch.channels_last
+    is_last = source.is_contiguous(memory_format=last)
+    if not (is_last and source.shape[1] > 3) and sum(result.shape[-2:]) > _LARGE_IMAGE:
+        return 0
+    return sum(tensor.nbytes for tensor in (source, result) if not tensor.is_contiguous(memory_format=last))
+
+
+_LARGE_IMAGE = 128
+
+
 _TAKEN: dict[Any, Callable[[Any, Any], int]] = {
     _aten.mse_loss.default: _reduced_loss,
     _aten.smooth_l1_loss.default: _reduced_loss,
@@ -239,4 +252,7 @@ _TAKEN: dict[Any, Callable[[Any, Any], int]] = {
     _aten.mkldnn_rnn_layer_backward.default: _recurrent_backward,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
+    _aten.upsample_nearest2d.default: _upsampled,
+    _aten._upsample_nearest_exact2d.default: _upsampled,
+    _aten.upsample_bilinear2d.default: _upsampled,
 }

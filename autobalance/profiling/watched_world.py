@@ -70,6 +70,8 @@ class Watch(TorchDispatchMode):
     def _charge(self, made: Tensor, operands: Iterator[Tensor]) -> int | None:
         if made.device not in self._account_of:
             return None
+        if made.layout is not torch.strided:
+            raise RuntimeError(f"a tensor of layout {made.layout} is not traced; build embeddings with sparse=False")
         storage = made.untyped_storage()
         account = next(
             (

@@ -292,6 +292,26 @@ def test_scratch_of_a_convolution_is_what_the_kernel_takes(
     )
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("channels", "size"), [(8, 64), (2, 64), (8, 80), (2, 80)])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+def test_scratch_of_upsampling_is_what_the_kernel_takes(mode: str, channels: int, size: int, last: bool) -> None:
+    image = torch.randn(2, channels, 16, 16)
+    image = image.contiguous(memory_format=torch.channels_last) if last else image
+    made = F.interpolate(image, size=size, mode=mode)
+    func = {
+        "nearest": torch.ops.aten.upsample_nearest2d.default,
+        "nearest-exact": torch.ops.aten._upsample_nearest_exact2d.default,
+        "bilinear": torch.ops.aten.upsample_bilinear2d.default,
+    }[mode]
+    taken = _scratch(lambda: F.interpolate(image, size=size, mode=mode))
+    assert taken - cpu.taken_inside(func, (image,), made) in range(_INDICES)
+
+
+_INDICES = 8192
+"""Bytes that the other kernels take for positions and weights of rows and columns."""
+
+
 def _scratch(run: Callable[[], Any]) -> int:
     """Most bytes that a call holds beside what it returns."""
     kept: list[Any] = []

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autobalance
 from autobalance.blocks import find_blocks
 from autobalance.kernels.target import Target
 from autobalance.profiling import trace, watched_world
@@ -133,3 +134,9 @@ def test_results_on_cuda_have_the_storages_that_its_kernels_leave(monkeypatch: p
     # The CPU's fakes stand for those on CUDA, whose kernels are not to be chosen here.
     monkeypatch.setattr(watched_world, "emulating", lambda *targets: nullcontext())
     assert held(Target("cuda", "A100-80GB", (8, 0))) == held(Target("cpu", "cpu")) == 64 * 32 * 4
+
+
+def test_sparse_gradients_are_refused_in_words() -> None:
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 8))
+    with pytest.raises(RuntimeError, match=r"build .*sparse=False"):
+        autobalance.profile(model, torch.zeros(4, dtype=torch.long), target="cpu")
