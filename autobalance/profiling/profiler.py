@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import psutil
 from torch import nn
 
 from autobalance.blocks import Blocks
@@ -23,6 +24,7 @@ from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, Trial
 from autobalance.profiling.world import Kind, whose_kernels
 from autobalance.simulated.bounds import selecting
+from autobalance.units import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +109,9 @@ class Profiler:
         except Exception as error:
             if self._kind == "real":
                 raise
-            self._kind = "real"
             reason = str(error).strip().split("\n")[0]
+            self._refuse_more_than_host(error, reason)
+            self._kind = "real"
             others = whose_kernels(self.target)
             kernels = f", with the kernels of {others}, not those of {self.target.name}" if others else ""
             self._note(
@@ -116,6 +119,21 @@ class Profiler:
                 f"a copy of the model in host memory{kernels}"
             )
             return trace("real")
+
+    def _refuse_more_than_host(self, error: Exception, reason: str) -> None:
+        """A model that the host cannot hold would end the process, not the step."""
+        tensors = {id(tensor): tensor for tensor in (*self.root.parameters(), *self.root.buffers())}
+        copies = sum(tensor.nbytes for tensor in tensors.values())
+        if self.training:
+            copies += sum(parameter.nbytes for parameter in self.root.parameters() if parameter.requires_grad)
+        available = psutil.virtual_memory().available
+        if copies > available:
+            raise RuntimeError(
+                f"the step cannot run on fake tensors ({type(error).__name__}: {reason}). A real step on a copy of the "
+                f"model would take over {format_size(copies)} of host memory, of which {format_size(available)} are "
+                f"available: mend the step if that is an error of its own, profile a smaller model of its kind, or run "
+                f"where there is more memory."
+            ) from error
 
     def _trace_around_opaque(self, trace: Callable[[Kind], Traced]) -> Traced:
         """Trace again for each block that turns out to need numbers, which it is then given by itself."""

@@ -346,3 +346,13 @@ def test_output_without_floats_needs_a_step_to_train_but_none_to_predict() -> No
     with pytest.raises(ValueError, match="holds no floating tensor to run backward from"):
         autobalance.profile(Indices(), torch.ones(1, 256))
     assert autobalance.profile(Indices(), torch.ones(1, 256), training=False).blocks[1].outputs > 0
+
+
+def test_no_real_step_is_run_that_the_host_cannot_hold() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(2**18, 2**18, bias=False) for _ in range(2**8)])  # 64 TiB
+
+    with pytest.raises(
+        RuntimeError, match=r"cannot run on fake tensors .*\[2, 100\].* over 128\.00 TiB of host memory"
+    ):
+        autobalance.profile(model, torch.zeros(2, 100))
