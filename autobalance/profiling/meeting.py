@@ -15,6 +15,7 @@ import numpy as np
 
 from autobalance.profiling.editing import EditedTimeline
 from autobalance.profiling.fans import NOBODY, Arrival, Fan
+from autobalance.profiling.sharing import any_joins_at_home, groups_of, is_at_home
 from autobalance.profiling.timeline import Timeline, Whole
 
 # Events of one addition: the sum is born, and both of its terms die.
@@ -37,8 +38,8 @@ def as_met(timeline: Timeline, homes: Whole) -> tuple[Timeline, Whole]:
     """
     edited: EditedTimeline | None = None
     for fan in timeline.fans:
-        groups = _groups(timeline, fan, homes)
-        if groups or _any_joins_at_home(fan, homes):
+        groups = groups_of(timeline, fan, homes)
+        if groups or any_joins_at_home(fan, homes):
             edited = edited or EditedTimeline(timeline, homes)
             _Meeting(edited, fan, groups).rewrite()
     return (timeline, homes) if edited is None else edited.finished()
@@ -67,37 +68,6 @@ def least(timeline: Timeline) -> tuple[Timeline, dict[int, tuple[int, int]]]:
     return edited.finished()[0], both
 
 
-def _is_at_home(arrival: Arrival, homes: Whole) -> bool:
-    """Whether a gradient of a copy is made where the tensor was."""
-    return arrival.given != NOBODY and bool(homes[arrival.given] == homes[arrival.brought])
-
-
-def _any_joins_at_home(fan: Fan, homes: Whole) -> bool:
-    """Whether a gradient that is made where the tensor was can be added before the trace has added it."""
-    return any(_is_at_home(arrival, homes) for arrival in fan.arrivals[1:])
-
-
-def _groups(timeline: Timeline, fan: Fan, homes: Whole) -> dict[int, list[int]]:
-    """Arrivals that share a copy of the tensor on another device, by each of them, in the order of the arrivals."""
-    births, deaths = timeline.lives
-    sharing: list[tuple[int, int, list[int]]] = []  # device, last death of what holds the copy, arrivals
-    copies = [
-        number
-        for number, arrival in enumerate(fan.arrivals)
-        if arrival.given != NOBODY and 0 <= homes[arrival.given] != homes[arrival.brought]
-    ]
-    for number in sorted(copies, key=lambda number: int(births[fan.arrivals[number].given])):
-        given = fan.arrivals[number].given
-        device, until = int(homes[given]), int(deaths[given])
-        for at, (where, last, members) in enumerate(sharing):
-            if where == device and births[given] < last:
-                sharing[at] = device, max(last, until), [*members, number]
-                break
-        else:
-            sharing.append((device, until, [number]))
-    return {number: sorted(members) for _, _, members in sharing if len(members) > 1 for number in members}
-
-
 class _Meeting:
     """The gradients of one fan, told anew.
 
@@ -121,7 +91,7 @@ class _Meeting:
         self._forget_old()
         for number, arrival in enumerate(self._fan.arrivals):
             group = self._groups.get(number)
-            if group is None and self._sum is not None and _is_at_home(arrival, self._edited.homes):
+            if group is None and self._sum is not None and is_at_home(arrival, self._edited.homes):
                 self._sum = self._join(number, self._sum)
                 continue
             if group is None:
@@ -236,7 +206,7 @@ class _Meeting:
         """Add the terms of a gradient to what is there, and say what holds all of it then."""
         edited, arrival = self._edited, self._fan.arrivals[number]
         # Where the tensor was made, the last one makes the sum of all.
-        is_last = number == len(self._fan.arrivals) - 1 and _is_at_home(arrival, edited.homes)
+        is_last = number == len(self._fan.arrivals) - 1 and is_at_home(arrival, edited.homes)
         for term in range(len(arrival.terms)):
             if not self._in_place:
                 instant = self._instant_of(number, term)

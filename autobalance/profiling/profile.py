@@ -9,10 +9,11 @@ from pathlib import Path
 from autobalance.allocator.replay import replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
 from autobalance.profiling.block_cost import BlockCost, between
+from autobalance.profiling.checks import check_profile
 from autobalance.profiling.holders import Holder, Parts
 from autobalance.profiling.meeting import as_met
 from autobalance.profiling.textbook import COLUMNS, textbook
-from autobalance.profiling.timeline import HOST, ROOT, Phase, Timeline, Whole
+from autobalance.profiling.timeline import Phase, Timeline, Whole
 from autobalance.saved import load, save
 from autobalance.units import parse_size
 
@@ -67,31 +68,7 @@ class Profile:
     larger: tuple[Timeline, ...] = ()
 
     def __post_init__(self) -> None:
-        count = len(self.blocks)
-        if not count:
-            raise ValueError("a profile needs at least one block")
-        names = [block.name for block in self.blocks]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < count else []
-        if twice:
-            raise ValueError(f"block names must differ, but these come twice: {', '.join(twice)}")
-        for group in self.together:
-            if any(not 0 <= block < count for block in group):
-                raise ValueError(f"together={group} names a block that is not among the {count} blocks")
-        for name, owner in self.loose:
-            if not ROOT <= owner < count:
-                raise ValueError(f"{name!r}, which is loose, has the owner {owner}, but there are {count} blocks")
-        strays = {owner for owner in self.timeline.owners if not HOST <= owner < count}
-        if strays:
-            raise ValueError(f"the timeline names owners {sorted(strays)}, but there are {count} blocks")
-        if self.batch_size < 0 or self.granule < 1:
-            raise ValueError(
-                f"batch_size={self.batch_size} and granule={self.granule}: a batch has no negative number of samples, "
-                f"and a granule at least one byte"
-            )
-        if self.other_blocks and tuple(block.name for block in self.other_blocks) != self.names:
-            raise ValueError("other_blocks describes the same blocks, but names others")
-        if self.other_blocks and self.other_batch_size == self.batch_size:
-            raise ValueError(f"other_batch_size={self.other_batch_size} is batch_size, but rows of another are needed")
+        check_profile(self)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autobalance.profiling.checks import check_timeline
 from autobalance.profiling.fans import Fan
 from autobalance.saved import PACKED
 
@@ -18,8 +19,6 @@ ROOT = -1
 HOST = -2
 """Owner of what lives on no device."""
 Phase = Literal["forward+backward", "optimizer"]
-# What 64-bit integers can still add up.
-_MOST = 2**62
 
 Whole = NDArray[np.int64]
 
@@ -42,6 +41,8 @@ class Timeline:
         fixed, per_sample: a batch of `b` samples takes exactly `fixed + per_sample * b` bytes of a storage, before
             rounding. `per_sample` is empty where that is not known; `fixed` then has the exact bytes as traced.
         scratch: indices of storages that are no tensors, but taken by kernels for themselves: scratch and workspaces.
+        wholes: for every storage that holds a copy of a part of an earlier one that one, else -1; empty where no part is
+            copied. On the device of the whole nothing is copied: the part keeps the whole alive.
         emptied: indices into `events` before which all devices give cached memory back (`torch.cuda.empty_cache`).
         fans: tensors that went to several blocks, and how their gradients met.
     """
@@ -59,45 +60,7 @@ class Timeline:
     fans: tuple[Fan, ...] = ()
 
     def __post_init__(self) -> None:
-        count = len(self.sizes)
-        if len(self.owners) != count or len(self.values) != count:
-            raise ValueError(
-                f"sizes, owners and values describe the same storages, but have {count}, {len(self.owners)} and "
-                f"{len(self.values)} entries"
-            )
-        if any(size < 0 for size in self.sizes):
-            raise ValueError(f"a storage has {min(self.sizes)} bytes; sizes must not be negative")
-        if sum(self.sizes) > _MOST:
-            raise ValueError(f"the storages take {sum(self.sizes)} bytes together, more than any machine has")
-        if len(self.fixed) not in (0, count) or len(self.per_sample) not in (0, len(self.fixed)):
-            raise ValueError(
-                f"fixed and per_sample have {len(self.fixed)} and {len(self.per_sample)} entries; each describes all "
-                f"{count} storages, or none"
-            )
-        for storage in self.scratch:
-            if not 0 <= storage < count:
-                raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
-        if len(self.wholes) not in (0, count) or any(not -1 <= whole < part for part, whole in enumerate(self.wholes)):
-            raise ValueError("wholes names for every storage an earlier one, or -1, or is empty")
-        for fan in self.fans:
-            fan.check(count, len(self.events))
-        self._check_events(count)
-        for name, position in self.marks:
-            if not 0 <= position <= len(self.events):
-                raise ValueError(f"mark {name!r} is at event {position}, but there are {len(self.events)} events")
-        if any(not 0 <= position <= len(self.events) for position in self.emptied):
-            raise ValueError(f"emptied={self.emptied} speaks of events, but there are {len(self.events)}")
-
-    def _check_events(self, count: int) -> None:
-        alive = bytearray(count)
-        for position, event in enumerate(self.events):
-            storage = abs(event) - 1
-            if not 0 <= storage < count:
-                raise ValueError(f"event {position} speaks of storage {storage}, but there are {count} storages")
-            if alive[storage] == (event > 0):
-                state = "born while it lives" if event > 0 else "dies while it is not alive"
-                raise ValueError(f"event {position}: storage {storage} {state}")
-            alive[storage] = event > 0
+        check_timeline(self)
 
     def homes(self, device_of: Sequence[int], root: int) -> Whole:
         """Device of every storage, -1 for what lives on none.

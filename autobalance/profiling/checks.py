@@ -1,0 +1,97 @@
+"""What a timeline and a profile have to be, whoever made them: people edit their files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autobalance.profiling.profile import Profile
+    from autobalance.profiling.timeline import Timeline
+
+# What 64-bit integers can still add up.
+_MOST = 2**62
+# Owners that are no block, as the timeline names them: what is on the root device, and on no device.
+_ROOT, _HOST = -1, -2
+
+
+def check_profile(profile: Profile) -> None:
+    """Refuse rows that contradict each other or the timeline.
+
+    Raises:
+        ValueError: what is wrong.
+    """
+    count = len(profile.blocks)
+    if not count:
+        raise ValueError("a profile needs at least one block")
+    names = [block.name for block in profile.blocks]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < count else []
+    if twice:
+        raise ValueError(f"block names must differ, but these come twice: {', '.join(twice)}")
+    for group in profile.together:
+        if any(not 0 <= block < count for block in group):
+            raise ValueError(f"together={group} names a block that is not among the {count} blocks")
+    for name, owner in profile.loose:
+        if not _ROOT <= owner < count:
+            raise ValueError(f"{name!r}, which is loose, has the owner {owner}, but there are {count} blocks")
+    strays = {owner for owner in profile.timeline.owners if not _HOST <= owner < count}
+    if strays:
+        raise ValueError(f"the timeline names owners {sorted(strays)}, but there are {count} blocks")
+    if profile.batch_size < 0 or profile.granule < 1:
+        raise ValueError(
+            f"batch_size={profile.batch_size} and granule={profile.granule}: a batch has no negative number of samples, "
+            f"and a granule at least one byte"
+        )
+    if profile.other_blocks and tuple(block.name for block in profile.other_blocks) != profile.names:
+        raise ValueError("other_blocks describes the same blocks, but names others")
+    if profile.other_blocks and profile.other_batch_size == profile.batch_size:
+        raise ValueError(f"other_batch_size={profile.other_batch_size} is batch_size, but rows of another are needed")
+
+
+def check_timeline(timeline: Timeline) -> None:
+    """Refuse storages and events that contradict each other.
+
+    Raises:
+        ValueError: what is wrong, and where.
+    """
+    count = len(timeline.sizes)
+    if len(timeline.owners) != count or len(timeline.values) != count:
+        raise ValueError(
+            f"sizes, owners and values describe the same storages, but have {count}, {len(timeline.owners)} and "
+            f"{len(timeline.values)} entries"
+        )
+    if any(size < 0 for size in timeline.sizes):
+        raise ValueError(f"a storage has {min(timeline.sizes)} bytes; sizes must not be negative")
+    if sum(timeline.sizes) > _MOST:
+        raise ValueError(f"the storages take {sum(timeline.sizes)} bytes together, more than any machine has")
+    if len(timeline.fixed) not in (0, count) or len(timeline.per_sample) not in (0, len(timeline.fixed)):
+        raise ValueError(
+            f"fixed and per_sample have {len(timeline.fixed)} and {len(timeline.per_sample)} entries; each describes all "
+            f"{count} storages, or none"
+        )
+    for storage in timeline.scratch:
+        if not 0 <= storage < count:
+            raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
+    if len(timeline.wholes) not in (0, count) or any(
+        not -1 <= whole < part for part, whole in enumerate(timeline.wholes)
+    ):
+        raise ValueError("wholes names for every storage an earlier one, or -1, or is empty")
+    for fan in timeline.fans:
+        fan.check(count, len(timeline.events))
+    _check_events(timeline, count)
+    for name, position in timeline.marks:
+        if not 0 <= position <= len(timeline.events):
+            raise ValueError(f"mark {name!r} is at event {position}, but there are {len(timeline.events)} events")
+    if any(not 0 <= position <= len(timeline.events) for position in timeline.emptied):
+        raise ValueError(f"emptied={timeline.emptied} speaks of events, but there are {len(timeline.events)}")
+
+
+def _check_events(timeline: Timeline, count: int) -> None:
+    alive = bytearray(count)
+    for position, event in enumerate(timeline.events):
+        storage = abs(event) - 1
+        if not 0 <= storage < count:
+            raise ValueError(f"event {position} speaks of storage {storage}, but there are {count} storages")
+        if alive[storage] == (event > 0):
+            state = "born while it lives" if event > 0 else "dies while it is not alive"
+            raise ValueError(f"event {position}: storage {storage} {state}")
+        alive[storage] = event > 0
