@@ -38,8 +38,8 @@ def check_profile(profile: Profile) -> None:
         raise ValueError(f"the timeline names owners {sorted(strays)}, but there are {count} blocks")
     if profile.batch_size < 0 or profile.granule < 1:
         raise ValueError(
-            f"batch_size={profile.batch_size} and granule={profile.granule}: a batch has no negative number of samples, "
-            f"and a granule at least one byte"
+            f"batch_size={profile.batch_size} and granule={profile.granule}: a batch has no negative number of "
+            f"samples, and a granule at least one byte"
         )
     if profile.other_blocks and tuple(block.name for block in profile.other_blocks) != profile.names:
         raise ValueError("other_blocks describes the same blocks, but names others")
@@ -65,15 +65,14 @@ def check_timeline(timeline: Timeline) -> None:
         raise ValueError(f"the storages take {sum(timeline.sizes)} bytes together, more than any machine has")
     if len(timeline.fixed) not in (0, count) or len(timeline.per_sample) not in (0, len(timeline.fixed)):
         raise ValueError(
-            f"fixed and per_sample have {len(timeline.fixed)} and {len(timeline.per_sample)} entries; each describes all "
-            f"{count} storages, or none"
+            f"fixed and per_sample have {len(timeline.fixed)} and {len(timeline.per_sample)} entries; each describes "
+            f"all {count} storages, or none"
         )
     for storage in timeline.scratch:
         if not 0 <= storage < count:
             raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
-    if len(timeline.wholes) not in (0, count) or any(
-        not -1 <= whole < part for part, whole in enumerate(timeline.wholes)
-    ):
+    wholes = timeline.wholes
+    if len(wholes) not in (0, count) or any(not -1 <= whole < part for part, whole in enumerate(wholes)):
         raise ValueError("wholes names for every storage an earlier one, or -1, or is empty")
     for fan in timeline.fans:
         fan.check(count, len(timeline.events))

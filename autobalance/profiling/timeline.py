@@ -41,8 +41,8 @@ class Timeline:
         fixed, per_sample: a batch of `b` samples takes exactly `fixed + per_sample * b` bytes of a storage, before
             rounding. `per_sample` is empty where that is not known; `fixed` then has the exact bytes as traced.
         scratch: indices of storages that are no tensors, but taken by kernels for themselves: scratch and workspaces.
-        wholes: for every storage that holds a copy of a part of an earlier one that one, else -1; empty where no part is
-            copied. On the device of the whole nothing is copied: the part keeps the whole alive.
+        wholes: for every storage that is a copy of a part of an earlier one the index of that one, else -1; empty where
+            no part is copied. On the device of the whole nothing is copied: the part keeps the whole alive.
         emptied: indices into `events` before which all devices give cached memory back (`torch.cuda.empty_cache`).
         fans: tensors that went to several blocks, and how their gradients met.
     """
