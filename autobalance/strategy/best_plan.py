@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -19,8 +20,9 @@ from autobalance.partitioning.search import plan as search
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Forecast, Profiler
 from autobalance.profiling.trial import Batch
+from autobalance.report.progress import ProgressBar
 from autobalance.strategy.options import Options
-from autobalance.strategy.trial import LightningTrial
+from autobalance.strategy.trial import STEPS, LightningTrial
 from autobalance.units import format_size
 
 ATTEMPTS = 8  # plans that are traced before giving up; one is enough unless budgets are tight to the last kilobyte
@@ -42,15 +44,19 @@ def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], b
         InfeasiblePlanError: if no plan fits.
     """
     module = trainer.lightning_module
-    profiler = Profiler(
-        module,
-        find_blocks(module),
-        LightningTrial(trainer),
-        batches,
-        training=trainer.state.fn == "fit",
-        target=find_target("cuda" if devices[0].type == "cuda" else "simulated", present_gpu()),
-    )
-    return checked_plan(profiler, profiler.profile(), planned_devices(devices), options)
+    blocks = find_blocks(module)
+    shown = trainer.progress_bar_callback is not None
+    with ProgressBar("profiling", total=STEPS * len(blocks)) if shown else nullcontext() as progress:
+        profiler = Profiler(
+            module,
+            blocks,
+            LightningTrial(trainer),
+            batches,
+            training=trainer.state.fn == "fit",
+            target=find_target("cuda" if devices[0].type == "cuda" else "simulated", present_gpu()),
+            progress=progress,
+        )
+        return checked_plan(profiler, profiler.profile(), planned_devices(devices), options)
 
 
 def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options) -> Plan:
