@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def profile(
 
     def traced(sampled: Batch) -> Profile:
         passes = PlainTrial.STEPS * accumulate * len(blocks)
-        with ProgressBar("profiling", total=passes) as bar:
+        with ProgressBar("profiling", total=passes) as bar, _host_by_default():
             notes = [*beside(model, step), *cautions_of_mode(model, training)]
             return Profiler(
                 model, blocks, trial, [sampled], training, kernels, notes, progress=bar, selected=selected
@@ -99,6 +100,11 @@ def profile(
         learn_efficiency(found, measurements, str(measure))
         found = with_measurements(found, measurements)
     return found
+
+
+def _host_by_default() -> AbstractContextManager[Any]:
+    """What the step makes without a device is on the host, as in the run, though the model was built on meta around."""
+    return torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()
 
 
 def _for_any_batch(found: Profile, sampled: Batch, traced: Callable[[Batch], Profile]) -> Profile:

@@ -131,8 +131,8 @@ class Profiler:
             raise RuntimeError(
                 f"the step cannot run on fake tensors ({type(error).__name__}: {reason}). A real step on a copy of the "
                 f"model would take over {format_size(copies)} of host memory, of which {format_size(available)} are "
-                f"available: mend the step if that is an error of its own, profile a smaller model of its kind, or run "
-                f"where there is more memory."
+                f"available: mend the step if that is an error of its own, declare selected= if a mask needs numbers, "
+                f"profile a smaller model of its kind, or run where there is more memory."
             ) from error
 
     def _trace_around_opaque(self, trace: Callable[[Kind], Traced]) -> Traced:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import autobalance
 
@@ -37,3 +37,23 @@ def test_times_are_measured_where_a_device_is_given() -> None:
     for mine, theirs in zip(measured.blocks, calculated.blocks, strict=True):
         assert mine.forward_time > 0
         assert mine.forward_time != theirs.forward_time
+
+
+class Positions(nn.Module):
+    """Makes a tensor in its forward, on the device of its input and on none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) + torch.arange(16, dtype=x.dtype, device=x.device)
+        scaled: Tensor = self.second(x) * torch.tensor(2.0)
+        return scaled
+
+
+def test_a_model_may_be_profiled_where_it_is_built_on_meta() -> None:
+    with torch.device("meta"):
+        inside = autobalance.profile(Positions(), torch.zeros(4, 16), optimizer=torch.optim.AdamW)
+    outside = autobalance.profile(Positions(), torch.zeros(4, 16), optimizer=torch.optim.AdamW)
+    assert inside == outside
