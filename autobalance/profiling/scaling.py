@@ -43,6 +43,7 @@ def with_batch_sizes(
     Returns:
         The profile, which then can be scaled.
     """
+    profile = replace(profile, batch_size=batch_size)
     chosen = tuple(others) if others is not None else other_sizes(batch_size)
     traced: list[Profile] = []
     for size in chosen:
@@ -58,9 +59,7 @@ def with_batch_sizes(
         if batch_size == 1 and others is None:
             return _beside_one(profile, traced, profile_at, error)
         return unscaled(profile, str(error))
-    return replace(
-        profile, timeline=timeline, batch_size=batch_size, other_blocks=traced[0].blocks, other_batch_size=chosen[0]
-    )
+    return replace(profile, timeline=timeline, other_blocks=traced[0].blocks, other_batch_size=chosen[0])
 
 
 def _beside_one(
@@ -72,7 +71,7 @@ def _beside_one(
         larger = lines_through([each.timeline for each in (two, three, profile_at(4))], (2, 3, 4))
     except ValueError:
         return unscaled(profile, str(error))
-    return replace(profile, batch_size=1, larger=(larger,), other_blocks=two.blocks, other_batch_size=2)
+    return replace(profile, larger=(larger,), other_blocks=two.blocks, other_batch_size=2)
 
 
 def unscaled(profile: Profile, reason: str) -> Profile:

@@ -124,6 +124,7 @@ def test_bytes_that_are_no_line_are_not_guessed(model: type[nn.Module], reason: 
     with pytest.raises(ValueError, match=f"is not known.*bytes as a function of the batch are not known: {reason}"):
         scaled.peak(batch_size=16)
     assert scaled.timeline == profile.timeline
+    assert scaled.peak(batch_size=8) == profile.peak()
 
 
 def timeline(*exact: int, events: tuple[int, ...] = (1, 2), owner: int = 0) -> Timeline:
