@@ -45,7 +45,7 @@ class Profile:
         granule: bytes to whose multiples the device rounds storages up.
         holders: what holds the most at the peak, the largest first.
         parts: how certain the bytes at the peak are.
-        larger: the timeline of larger batches, where a batch of one sample takes another way through the step.
+        larger: the timeline of larger batches, where they take another way through the step than this one.
         other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
     """
 
@@ -181,7 +181,7 @@ class Profile:
             raise ValueError(f"batch_size={batch_size}; a batch has at least one sample")
         if batch_size == self.batch_size:
             return self.timeline
-        if self.larger:
+        if self.larger and batch_size > self.batch_size:
             return self.larger[0].scaled(batch_size, self.granule)
         if not self.batch_size or len(self.timeline.per_sample) != len(self.timeline.sizes):
             told = [note for note in self.notes if "batch" in note]

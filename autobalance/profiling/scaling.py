@@ -56,22 +56,36 @@ def with_batch_sizes(
     try:
         timeline = lines_through(timelines, (batch_size, *chosen))
     except ValueError as error:
-        if batch_size == 1 and others is None:
-            return _beside_one(profile, traced, profile_at, error)
-        return unscaled(profile, str(error))
+        return unscaled(profile, str(error)) if others is not None else _with_larger(profile, traced, profile_at, error)
     return replace(profile, timeline=timeline, other_blocks=traced[0].blocks, other_batch_size=chosen[0])
 
 
-def _beside_one(
+def _with_larger(
     profile: Profile, traced: Sequence[Profile], profile_at: Callable[[int], Profile], error: ValueError
 ) -> Profile:
-    """A profile of one sample that knows larger batches by themselves: of one, torch copies less."""
-    two, three = traced
-    try:
-        larger = lines_through([each.timeline for each in (two, three, profile_at(4))], (2, 3, 4))
-    except ValueError:
-        return unscaled(profile, str(error))
-    return replace(profile, larger=(larger,), other_blocks=two.blocks, other_batch_size=2)
+    """A profile that knows larger batches by themselves, where its own takes another way through the step.
+
+    Of one sample torch copies less, and some kernels take other ways from a number of rows on.
+    """
+    size = profile.batch_size
+    known = {2 * size: traced[0], 3 * size: traced[1]}
+    for first in (2, 3):
+        sizes = [factor * size for factor in range(first, first + 3)]
+        try:
+            for each in sizes:
+                known[each] = known.get(each) or profile_at(each)
+            larger = lines_through([known[each].timeline for each in sizes], sizes)
+        except ValueError:
+            continue
+        told = replace(profile, larger=(larger,), other_blocks=known[sizes[0]].blocks, other_batch_size=sizes[0])
+        if size == 1:
+            return told
+        note = (
+            f"batches of {sizes[0]} samples and more take another way through the step than {size} ({error}): bytes of "
+            f"all batches above {size} are calculated from theirs, and those of smaller ones are not known"
+        )
+        return replace(told, notes=(*profile.notes, note))
+    return unscaled(profile, str(error))
 
 
 def unscaled(profile: Profile, reason: str) -> Profile:
