@@ -98,7 +98,7 @@ def find_gpu(word: str) -> GPU | None:
     Example:
         >>> find_gpu("a100-80gb").capacity
     """
-    wanted = _SHORT.get(word.lower(), word).lower().replace("_", "-")
+    wanted = _SHORT.get(word.lower(), word).lower().replace("_", "-").replace(" ", "")
     return next((gpu for gpu in GPUS if gpu.name.lower() == wanted), None)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from autobalance.devices.table import GPU, find_gpu
+from autobalance.devices.table import GPU, find_gpu, recognise
 
 LAUNCH_TIME = 5e-6  # seconds per kernel; a CUDA launch takes 3 to 10 microseconds from Python
 REFERENCE_GPU = "A100-40GB"
@@ -72,9 +72,9 @@ def reference_rates(name: str) -> Rates:
     """Rates of the GPU of that name, else of the GPU that stands for devices that are not there.
 
     Args:
-        name: of a target.
+        name: of a target: as the table has it, or as the driver calls the card.
     """
-    gpu = find_gpu(name) or find_gpu(REFERENCE_GPU)
+    gpu = find_gpu(name) or recognise(name) or find_gpu(REFERENCE_GPU)
     assert gpu is not None
     return rates_of(gpu)
 

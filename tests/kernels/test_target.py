@@ -10,7 +10,15 @@ from autobalance.kernels.target import Target, find_target
 @pytest.mark.parametrize(
     ("word", "capability"),
     # CUDA C++ programming guide, "CUDA-enabled GPUs"
-    [("A100-80GB", (8, 0)), ("v100", (7, 0)), ("T4", (7, 5)), ("H100", (9, 0)), ("4090", (8, 9)), ("A10G", (8, 6))],
+    [
+        ("A100-80GB", (8, 0)),
+        ("v100", (7, 0)),
+        ("T4", (7, 5)),
+        ("H100", (9, 0)),
+        ("4090", (8, 9)),
+        ("RTX 4090", (8, 9)),
+        ("A10G", (8, 6)),
+    ],
 )
 def test_a_gpu_is_found_by_its_name(word: str, capability: tuple[int, int]) -> None:
     target = find_target(word)

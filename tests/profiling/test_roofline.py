@@ -33,4 +33,5 @@ def test_efficiency_slows_arithmetic_only() -> None:
 
 def test_rates_are_the_data_sheets() -> None:
     assert reference_rates("H100-80GB").bandwidth == 3350e9
+    assert reference_rates("NVIDIA H100 80GB HBM3").bandwidth == 3350e9  # as the driver calls it
     assert reference_rates("no such card").flops["tf32"] == 156e12  # NVIDIA A100 data sheet
