@@ -32,8 +32,8 @@ def target_of(word: str | None) -> Target:
         >>> target_of(None)
 
     Args:
-        word: as `find_target` knows it, or "cuda:1" for that GPU. None: the GPU where there is one, else the simulated devices where some are
-            configured, else the GPU that "cuda" stands for.
+        word: as `find_target` knows it, or "cuda:1" for that GPU. None: the GPU where there is one, else the simulated
+            devices where some are configured, else the GPU that "cuda" stands for.
 
     Raises:
         ValueError: for a word that names none.
