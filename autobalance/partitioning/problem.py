@@ -13,8 +13,8 @@ from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.minmax import Cuts, Key, Uses
 from autobalance.partitioning.policies import Policy, balanced
 from autobalance.partitioning.stages import NOWHERE, Matrix, stage_peaks
-from autobalance.profiling.meeting import least
 from autobalance.profiling.timeline import Timeline
+from autobalance.timelines.meeting import least
 
 # Placements of the items that are tried one by one, and entries of all their matrices together (some seconds of work).
 # Beyond either, the items improve one another in turn, without a proof.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from autobalance.allocator.replay import Replayed, replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings
-from autobalance.profiling.meeting import as_met
 from autobalance.profiling.timeline import Timeline
+from autobalance.timelines.meeting import as_met
 
 
 def replay(timeline: Timeline, device_of: Sequence[int], root: int, devices: int) -> list[int]:

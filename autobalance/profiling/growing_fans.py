@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autobalance.profiling.fans import NOBODY, Arrival, Fan
+from autobalance.timelines.fans import NOBODY, Arrival, Fan
 
 
 @dataclass

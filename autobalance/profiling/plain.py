@@ -20,9 +20,9 @@ from autobalance.profiling.beside import beside
 from autobalance.profiling.cautions import cautions_of_mode
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
-from autobalance.profiling.scaling import unscaled, with_batch_sizes
 from autobalance.profiling.trial import Batch, PlainTrial, Step
 from autobalance.report.progress import ProgressBar
+from autobalance.timelines.scaling import unscaled, with_batch_sizes
 
 
 def profile(

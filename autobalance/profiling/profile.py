@@ -11,10 +11,10 @@ from autobalance.allocator.settings import AllocatorSettings, settings_from_envi
 from autobalance.profiling.block_cost import BlockCost, between
 from autobalance.profiling.checks import check_profile
 from autobalance.profiling.holders import Holder, Parts
-from autobalance.profiling.meeting import as_met
 from autobalance.profiling.textbook import COLUMNS, textbook
 from autobalance.profiling.timeline import Phase, Timeline, Whole
 from autobalance.saved import load, save
+from autobalance.timelines.meeting import as_met
 from autobalance.units import parse_size
 
 __all__ = ["BlockCost", "Profile"]

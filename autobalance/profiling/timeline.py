@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobalance.profiling.checks import check_timeline
-from autobalance.profiling.fans import Fan
 from autobalance.saved import PACKED
+from autobalance.timelines.fans import Fan
 
 ROOT = -1
 """Owner of what lives on the root device: batch, loss, metrics."""

@@ -9,8 +9,8 @@ def test_the_allocator_and_what_replays_through_it_import_no_torch() -> None:
         "autobalance.allocator.replay",
         "autobalance.partitioning.replay",
         "autobalance.profiling.profile",
-        "autobalance.profiling.scaling",
-        "autobalance.profiling.splice",
+        "autobalance.timelines.scaling",
+        "autobalance.timelines.splice",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -22,7 +22,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 import autobalance
 from autobalance.allocator.settings import AllocatorSettings
-from autobalance.profiling.scaling import with_batch_sizes
+from autobalance.timelines.scaling import with_batch_sizes
 
 TARGET = "A100-40GB"
 TRACED = 8, 16

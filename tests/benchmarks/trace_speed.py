@@ -25,7 +25,7 @@ from rich.table import Table
 from shapes import SHAPES, build, loss
 
 import autobalance
-from autobalance.profiling.splice import repeated
+from autobalance.timelines.splice import repeated
 
 SECONDS = {"Llama-7B": 4.0, "BLOOM-176B": 8.0}
 RESIDENT = 2 * 2**30

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from autobalance.profiling.batches import samples_in, with_samples
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.scaling import with_batch_sizes
+from autobalance.timelines.scaling import with_batch_sizes
 from tests.benchmarks.split import Subject, random_chains, subjects
 
 NEAR = 0.02

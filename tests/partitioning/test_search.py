@@ -10,9 +10,9 @@ import autobalance.partitioning.problem as problem_module
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.search import plan
-from autobalance.profiling.fans import Arrival, Fan
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.timeline import ROOT, Timeline
+from autobalance.timelines.fans import Arrival, Fan
 
 
 def test_equal_blocks_are_spread_evenly() -> None:

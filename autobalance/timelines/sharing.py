@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autobalance.profiling.fans import NOBODY, Arrival, Fan
 from autobalance.profiling.timeline import Timeline, Whole
+from autobalance.timelines.fans import NOBODY, Arrival, Fan
 
 
 def is_at_home(arrival: Arrival, homes: Whole) -> bool:

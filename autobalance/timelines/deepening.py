@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autobalance.profiling.timeline import Timeline
-from autobalance.profiling.windows import Turns, Window
+from autobalance.timelines.windows import Turns, Window
 
 
 class Deepening:

@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from autobalance.profiling.editing import EditedTimeline
-from autobalance.profiling.fans import NOBODY, Arrival, Fan
-from autobalance.profiling.sharing import any_joins_at_home, groups_of, is_at_home
 from autobalance.profiling.timeline import Timeline, Whole
+from autobalance.timelines.editing import EditedTimeline
+from autobalance.timelines.fans import NOBODY, Arrival, Fan
+from autobalance.timelines.sharing import any_joins_at_home, groups_of, is_at_home
 
 # Events of one addition: the sum is born, and both of its terms die.
 _SUM_AND_TERMS = 2

@@ -12,9 +12,9 @@ from autobalance.blocks import find_blocks
 from autobalance.profiling.batches import with_samples
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.profiler import Profiler
-from autobalance.profiling.scaling import lines_through, other_sizes, unscaled, with_batch_sizes
 from autobalance.profiling.timeline import Timeline
 from autobalance.profiling.trial import Batch, PlainTrial
+from autobalance.timelines.scaling import lines_through, other_sizes, unscaled, with_batch_sizes
 from tests.models import BATCH, CASES
 from tests.profiling.running import training_step
 

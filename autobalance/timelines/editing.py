@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autobalance.profiling.fans import NOBODY
 from autobalance.profiling.timeline import Timeline, Whole
+from autobalance.timelines.fans import NOBODY
 
 
 class EditedTimeline:

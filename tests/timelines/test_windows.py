@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autobalance.profiling.profile import BlockCost, Profile
-from autobalance.profiling.splice import repeated
 from autobalance.profiling.timeline import Timeline
-from autobalance.profiling.windows import Turns
+from autobalance.timelines.splice import repeated
+from autobalance.timelines.windows import Turns
 
 # Three blocks, each with weights (storages 1 to 3), what forward saves (4 to 6) and a gradient (7 to 9), and a tensor
 # of the root in each block's forward (10 to 12).

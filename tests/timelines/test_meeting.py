@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
 from autobalance.partitioning.replay import replay
-from autobalance.profiling.fans import Arrival, Fan
-from autobalance.profiling.meeting import as_met, least
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.timeline import Timeline
 from autobalance.profiling.trial import Batch, PlainTrial
+from autobalance.timelines.fans import Arrival, Fan
+from autobalance.timelines.meeting import as_met, least
 from tests.profiling.running import spot
 
 # A tensor of 10 bytes that block 0 makes (storage 0) goes to blocks 1, 2 and 3 (storages 1 to 3). Gradients: of block

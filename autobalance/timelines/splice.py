@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autobalance.profiling.deepening import Deepening
 from autobalance.profiling.profile import BlockCost, Profile
+from autobalance.timelines.deepening import Deepening
 
 
 def repeated(profile: Profile, block: str, times: int) -> Profile:

@@ -15,8 +15,8 @@ from autobalance.blocks import find_blocks
 from autobalance.partitioning.replay import replay
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.profiler import Profiler
-from autobalance.profiling.splice import repeated
 from autobalance.profiling.trial import Batch, PlainTrial
+from autobalance.timelines.splice import repeated
 
 WIDTH, TIME = 8, 6
 
