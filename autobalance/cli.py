@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         options.run(options)
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(f"autobalance {options.command}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="the best split of a profiled model")
     _add_profile_and_devices(plan)
-    plan.add_argument("--policy", default="auto", help="balanced, balanced_low_0 or sequential (default: %(default)s)")
+    plan.add_argument(
+        "--policy", default="auto", help="balanced, balanced_low_0, minimize_first_gpu_memory or sequential"
+    )
     plan.add_argument("--pin", type=_pin, action="append", default=[], metavar="BLOCK=DEVICE", help="may be repeated")
     plan.add_argument("-o", "--output", type=Path, help="save the plan in this file, as JSON")
     plan.set_defaults(run=_plan)

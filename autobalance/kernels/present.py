@@ -38,7 +38,7 @@ def target_of(word: str | None) -> Target:
     Raises:
         ValueError: for a word that names none.
     """
-    index = re.fullmatch(r"cuda:(\d+)", word or "")
+    index = re.fullmatch(r"cuda:(\d+)", word) if isinstance(word, str) else None
     present = present_gpu(int(index[1]) if index else 0)
     if index:
         if present is None:

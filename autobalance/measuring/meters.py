@@ -15,6 +15,8 @@ from autobalance.kernels.target import Target
 from autobalance.placement.locate import with_index
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
+from autobalance.simulated import backend as simulated
+from autobalance.simulated.configure import from_environment
 from autobalance.simulated.ledger import GRANULE
 
 
@@ -58,6 +60,13 @@ def make_meter(device: torch.device | str) -> Meter:
     Raises:
         ValueError: the device is not there, or of a type that has no memory counters.
     """
+    if str(device).startswith(simulated.NAME) and not simulated.device_count():
+        from_environment()
+        if not simulated.device_count():
+            raise ValueError(
+                f"{device} is not there: no simulated devices are configured; call autobalance.simulate(1), or set "
+                f"AUTOBALANCE_SIMULATE=1x16GiB"
+            )
     wanted = torch.device(device)
     if wanted.type == "cpu":
         return HostMeter()

@@ -43,7 +43,7 @@ def present_devices() -> list[str]:
         ValueError: there is none.
     """
     if not torch.cuda.is_available():
-        raise ValueError("this machine has no GPU to calibrate; name a device, such as 'simulated:0'")
+        raise ValueError("this machine has no GPU to calibrate; name a device, such as 'cpu'")
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 

@@ -24,7 +24,7 @@ class RefusedValue(Refusal, ValueError):
 
 
 def check_model(model: Any, batch: Any) -> None:
-    """Refuse what is no module, and a loader in place of a batch.
+    """Refuse what is no module or is split over devices already, and a loader in place of a batch.
 
     Args:
         model: to be profiled.
@@ -32,11 +32,18 @@ def check_model(model: Any, batch: Any) -> None:
 
     Raises:
         TypeError: it is something else; the text says what to give.
+        ValueError: it is split over devices.
     """
     if isinstance(model, type):
         raise RefusedType(f"model={model.__name__} is a class: give an instance of it, such as {model.__name__}(...).")
     if not isinstance(model, nn.Module):
         raise RefusedType(f"model is {_article(model)}, but a profile is of a torch.nn.Module.")
+    places = {str(parameter.device) for parameter in model.parameters() if parameter.device.type not in ("cpu", "meta")}
+    if len(places) > 1:
+        raise RefusedValue(
+            f"the model is on {', '.join(sorted(places))} already: profile it before it is placed, or a copy that "
+            f"is on the CPU or on meta."
+        )
     if isinstance(batch, DataLoader):
         raise RefusedType("batch is a DataLoader, but a profile is of one batch: give next(iter(loader)).")
 

@@ -94,7 +94,7 @@ def _certainty(kind: str) -> str:
 def _what(kind: str, maker: str) -> str:
     if kind in ("weights", "gradients", "optimizer", "buffers"):
         return kind
-    return f"{kind} of {maker}" if kind else maker or "other tensors"
+    return f"{kind} of {maker}" if kind and kind not in maker else maker or "other tensors"
 
 
 def _alive_at_peak(timeline: Timeline) -> tuple[list[int], int]:

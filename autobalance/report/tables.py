@@ -163,7 +163,12 @@ def calibration_table(calibrations: Sequence[Calibration]) -> Group:
 
 def _milliseconds(rows: Sequence[BlockCost]) -> tuple[str, str]:
     forward, backward = sum(row.forward_time for row in rows), sum(row.backward_time for row in rows)
-    return f"{forward * 1e3:.3g}", f"{backward * 1e3:.3g}"
+    return _figure(forward * 1e3), _figure(backward * 1e3)
+
+
+def _figure(number: float) -> str:
+    """Three figures, and all of those before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _one_unit(largest: int) -> tuple[str, Callable[[int], str]]:

@@ -85,7 +85,7 @@ def main() -> int:
     """Compare, or write the profiles of this interpreter to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--other", help="the interpreter of the other build")
-    parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*MODELS], metavar="MODEL", help="by name")
+    parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS], metavar="MODEL", help="by name")
     parser.add_argument("--write", help=argparse.SUPPRESS)
     parser.add_argument("--assume", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -157,7 +157,7 @@ def measure(name: str) -> tuple[int, int]:
 def main() -> int:
     """Print the table; 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*MODELS], metavar="MODEL", help="by name")
+    parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS], metavar="MODEL", help="by name")
     parser.add_argument("--target", help="whose kernels to predict without a GPU: a GPU's name (default: an A100)")
     parser.add_argument("--only", choices=("predict", "measure"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -53,7 +53,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, help="folder that keeps predictions of TIMM's models")
     parser.add_argument("--only", nargs="+", choices=("mlp", "timm"), default=("mlp", "timm"), help="files to compare")
     parser.add_argument("--details", action="store_true", help="list families and the runs that are furthest off")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.data.is_dir():
+        parser.error(f"--data: there is no folder {options.data}")
+    return options
 
 
 def _drawn(names: Sequence[str], options: argparse.Namespace) -> list[str]:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import timm
 import torch
 from measured_runs import Mlp
 from torch import Tensor, nn
@@ -57,6 +56,8 @@ def predict_timm(name: str, sizes: Sequence[int]) -> Predicted:
         sizes: batch sizes.
     """
     with torch.device("meta"):
+        import timm  # not needed for multilayer perceptrons
+
         model = timm.create_model(name)
     reserved = _reserved_by_size(model, _image_shape(name, model), sizes) if model.num_classes else {}
     return Predicted(_family(name), _is_transformer(model), bool(model.num_classes), reserved)
@@ -106,6 +107,8 @@ def _is_transformer(model: nn.Module) -> bool:
 
 
 def _family(name: str) -> str:
+    import timm
+
     return str(timm.models.model_entrypoint(name).__module__.rpartition(".")[2])
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import autobalance
 from autobalance.blocks import Blocks, find_blocks
+from autobalance.measuring import meters
 from autobalance.measuring.measure import measure
 from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.trial import Batch, PlainTrial
@@ -281,3 +282,10 @@ def test_a_gpu_is_left_as_it_was() -> None:
         found = measured(Mlp(), torch.ones(16, 256), "cuda:0")
         assert found[0].static == 512 * KIB
         assert torch.cuda.memory_allocated(0) <= before
+
+
+def test_simulated_devices_that_nobody_configured_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOBALANCE_SIMULATE", raising=False)
+    monkeypatch.setattr(meters.simulated, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"simulated:0 is not there: no simulated devices are configured; call"):
+        meters.make_meter("simulated:0")

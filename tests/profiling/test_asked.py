@@ -100,3 +100,9 @@ class Packed(nn.Module):
 def test_a_packed_sequence_is_one_argument() -> None:
     packed = pack_sequence([torch.randn(rows, 8) for rows in (5, 3)])
     assert autobalance.profile(Packed(), packed).names == ("recurrent", "head")
+
+
+def test_a_model_that_is_split_already_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8).to("simulated:0"), nn.Linear(8, 8).to("simulated:1"))
+    with pytest.raises(ValueError, match="the model is on simulated:0, simulated:1 already: profile it before"):
+        autobalance.profile(model, torch.ones(2, 8))
