@@ -17,12 +17,12 @@ from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
 from autobalance.profiling.lazy import with_shape
+from autobalance.profiling.observer import Observer
 from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.quantized import quantized_stand_ins
 from autobalance.profiling.sandbox import random_state_kept
 from autobalance.profiling.traced import (
     ROOT_ACCOUNT,
-    Observer,
     Traced,
     describe_static,
     mark_moment,
