@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-KIB, MIB = 2**10, 2**20
+MIB = 2**20
 
 GRANULE = 512
 """Bytes to whose multiples requests are rounded up (`kMinBlockSize`)."""

@@ -22,6 +22,7 @@ from autobalance.kernels.target import Target
 _HALF = (torch.float16, torch.bfloat16)
 _ROWS_OF_QUERIES = 128
 _MOST_SPLITS = 128
+_WIDEST_IN_REGISTERS = 128
 
 
 def flash_forward(
@@ -143,9 +144,6 @@ def efficient_forward(
     if query.dtype not in _HALF or max(head, of_value) <= _WIDEST_IN_REGISTERS:
         return 0
     return buffer((batch, queries, heads, of_value), FLOAT)
-
-
-_WIDEST_IN_REGISTERS = 128
 
 
 def efficient_backward(

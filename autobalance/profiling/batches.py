@@ -11,6 +11,7 @@ from torch import Tensor
 from autobalance.placement.contents import is_atom, parts
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
+from autobalance.profiling.trial import HostLocator
 
 
 def samples_in(data: Any) -> int:
@@ -71,12 +72,11 @@ def _tensors_in(data: Any) -> list[Tensor]:
     return found
 
 
-class _Resizer:
+class _Resizer(HostLocator):
     """Takes the number of samples as the place of a tensor, so that the walk over a batch is that of moving it."""
 
-    nothing_moves = False
-
     def __init__(self, samples: int) -> None:
+        super().__init__()
         self._samples = samples
 
     def place_of(self, tensor: Tensor) -> Place | None:
@@ -92,12 +92,3 @@ class _Resizer:
         for name, item in vars(value).items():
             object.__setattr__(moved, name, mover.move(item))
         return moved
-
-    def changed_in_place(self, tensor: Tensor, place: Place, block: str) -> None:
-        """Nobody runs."""
-
-    def enter(self, place: Place) -> Any:
-        """Nobody runs."""
-
-    def leave(self, token: Any) -> None:
-        """Nobody runs."""
