@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 PACKED = {"packed": True}
 """Metadata of a field of whole numbers that is packed where it is long."""
+IN_MEMORY = {"in_memory": True}
+"""Metadata of a field that is not saved."""
 # Below this, a list is as short as its packed text, and can be read.
 _LONG = 32
 
@@ -76,12 +78,16 @@ def load(path: str | Path, kind: str, cls: type[T]) -> T:
 def _plain(value: Any) -> Any:
     """`value` as JSON has it."""
     if is_dataclass(value):
-        return {field.name: _plain_field(field, getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _plain_field(field, getattr(value, field.name)) for field in _saved_fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value
+
+
+def _saved_fields(data: Any) -> list[Field[Any]]:
+    return [field for field in fields(data) if not field.metadata.get("in_memory")]
 
 
 def _plain_field(field: Field[Any], value: Any) -> Any:
@@ -113,16 +119,16 @@ def _read_dataclass(value: Any, cls: Any, where: str) -> Any:
     hints = get_type_hints(cls)
     lacking = [
         field.name
-        for field in fields(cls)
+        for field in _saved_fields(cls)
         if field.name not in value and field.default is MISSING and field.default_factory is MISSING
     ]
-    unknown = [name for name in value if name not in {field.name for field in fields(cls)}]
+    unknown = [name for name in value if name not in {field.name for field in _saved_fields(cls)}]
     if lacking or unknown:
         told = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"has the unknown {', '.join(unknown)}"] * bool(
             unknown
         )
         raise ValueError(f"{where} {' and '.join(told)}")
-    packed = {field.name for field in fields(cls) if field.metadata.get("packed")}
+    packed = {field.name for field in _saved_fields(cls) if field.metadata.get("packed")}
     return cls(
         **{
             name: _unpacked(item, f"{where}.{name}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 
-from autobalance.partitioning.stages import EVERYWHERE, NOWHERE
+from autobalance.partitioning.stage_peaks import EVERYWHERE, NOWHERE
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import HOST, ROOT
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from autobalance.devices.device import Device
-from autobalance.profiling.profile import BlockCost
+from autobalance.partitioning.stage import Stage
+from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.timeline import ROOT
-from autobalance.saved import load, save
+from autobalance.saved import IN_MEMORY, load, save
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,25 @@ class Plan:
         root: device index of batch, loss and metrics.
         policy: the policy that chose it.
         loose: (name, owner) of modules and tensors outside the blocks; the owner is a block index or `ROOT`.
-        step_time: predicted seconds of one step.
-        bounds: lower bounds of the largest peak / budget, from the loosest to the tightest: `"area"`, `"indivisible
-            block"` and, where it is proved, `"optimum"` (of all plans that keep the call order).
+        step_time: predicted seconds of the forwards and backwards of one step.
+        stages: consecutive blocks on one device, in call order.
+        saving: for each block what becomes of the tensors it saves for backward: `"keep"`, `"recompute"` or
+            `"offload"`; empty where all keep them.
+        streamed: blocks whose weights are kept in host memory and brought to the device when they run.
+        host_optimizer: devices whose optimizer state is kept in host memory.
+        objective: what was minimised, `"step time"` in seconds or `"largest use"`, the largest peak / budget.
+        value: of the objective.
+        bounds: lower bounds of the objective, from the loosest to the tightest: `"area"`, `"indivisible block"`,
+            `"transfers"` and, where it is proved, `"memory"`, which is the least of all plans of the same kind.
         optimal: True where no plan of the same kind can be better, by proof.
+        advice: what would make it better.
         micro_batches: parts that a batch is split into.
-        schedule: order in which they run.
+        schedule: order in which they run: `"naive"`, `"gpipe"`, `"1f1b"` or `"looped"`.
         batch: the batch that the plan covers, in words.
         notes: what a reader should know.
+        fingerprint: of the profile it was made from.
+        profile: that profile, as long as the plan is in memory; it is not saved.
+        question: what the plan was asked for, likewise.
     """
 
     assignment: tuple[int, ...]
@@ -49,12 +62,22 @@ class Plan:
     policy: str
     loose: tuple[tuple[str, int], ...] = ()
     step_time: float = 0.0
+    stages: tuple[Stage, ...] = ()
+    saving: tuple[str, ...] = ()
+    streamed: tuple[int, ...] = ()
+    host_optimizer: tuple[int, ...] = ()
+    objective: str = "largest use"
+    value: float = 0.0
     bounds: Mapping[str, float] = field(default_factory=dict, hash=False)
     optimal: bool = False
+    advice: tuple[str, ...] = ()
     micro_batches: int = 1
     schedule: str = "naive"
     batch: str = ""
     notes: tuple[str, ...] = ()
+    fingerprint: str = ""
+    profile: Profile | None = field(default=None, compare=False, repr=False, metadata=IN_MEMORY)
+    question: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata=IN_MEMORY)
 
     def __post_init__(self) -> None:
         count = len(self.devices)
@@ -106,6 +129,16 @@ class Plan:
     def uses(self) -> tuple[float, ...]:
         """Peak / budget of every device."""
         return tuple(relative_use(peak, budget) for peak, budget in zip(self.peaks, self.budgets, strict=True))
+
+    @property
+    def gap(self) -> float:
+        """How far the objective may lie above the least that is possible, as a share of its tightest bound.
+
+        Example:
+            >>> f"{plan.gap:.1%}"
+        """
+        bound = max(self.bounds.values(), default=0.0)
+        return max(0.0, self.value / bound - 1) if bound > 0 else 0.0
 
     @property
     def fits(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.minmax import Cuts, Key, Uses
 from autobalance.partitioning.policies import Policy, balanced
-from autobalance.partitioning.stages import NOWHERE, Matrix, stage_peaks
+from autobalance.partitioning.stage_peaks import NOWHERE, Matrix, stage_peaks
 from autobalance.profiling.timeline import Timeline
 from autobalance.timelines.meeting import least
 

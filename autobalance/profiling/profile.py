@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from autobalance.allocator.replay import replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
 from autobalance.profiling.block_cost import BlockCost, between
 from autobalance.profiling.checks import check_profile
+from autobalance.profiling.fingerprint import fingerprint_of
 from autobalance.profiling.holders import Holder, Parts
 from autobalance.profiling.textbook import COLUMNS, textbook
 from autobalance.profiling.timeline import Phase, Timeline, Whole
@@ -74,6 +76,15 @@ class Profile:
     def names(self) -> tuple[str, ...]:
         """Block names in call order."""
         return tuple(block.name for block in self.blocks)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Short text that differs where the model's structure, the batch, the optimizer or the precision do.
+
+        Example:
+            >>> profile.fingerprint == plan.fingerprint
+        """
+        return fingerprint_of(self)
 
     def peak(
         self,
@@ -204,6 +215,7 @@ class Profile:
         *,
         names: Sequence[str] | None = None,
         together: Sequence[Sequence[int]] = (),
+        batch_size: int = 0,
     ) -> Profile:
         """Make a profile by hand, for a what-if or a test.
 
@@ -222,6 +234,8 @@ class Profile:
             transfer: bytes that leave each block for the next one; the last may be left out. Default 0.
             names: block names; default `block0`, `block1`, ...
             together: groups of block indices that must share a device.
+            batch_size: samples that the costs are for; saved, transient and transferred bytes and times are
+                proportional to them. 0: not known, so that the batch cannot be split.
 
         Returns:
             A profile of `len(static)` blocks.
@@ -230,13 +244,23 @@ class Profile:
             ValueError: lists of different lengths, or a number that is negative or not finite.
         """
         columns = (static, saved, transient, forward_time, backward_time, transfer)
-        blocks, timeline = textbook(dict(zip(COLUMNS, columns, strict=True)), names)
+        given = dict(zip(COLUMNS, columns, strict=True))
+        blocks, timeline = textbook(given, names, batch_size)
+        twice = {
+            what: column if what == "static" or column is None else [2 * cost for cost in column]
+            for what, column in given.items()
+        }
         return cls(
             blocks,
             timeline,
             together=tuple(tuple(group) for group in together),
             batch="as given",
             target="by hand",
+            # Bytes of a part of the batch are proportional, not rounded up.
+            granule=1 if batch_size else 512,
+            batch_size=batch_size,
+            other_blocks=textbook(twice, names)[0] if batch_size else (),
+            other_batch_size=2 * batch_size,
         )
 
     def report(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autobalance.profiling.block_cost import BlockCost
 from autobalance.profiling.timeline import Timeline
@@ -13,7 +14,7 @@ COLUMNS = ("static", "saved", "transient", "forward_time", "backward_time", "tra
 
 
 def textbook(
-    columns: Mapping[str, Sequence[float] | None], names: Sequence[str] | None = None
+    columns: Mapping[str, Sequence[float] | None], names: Sequence[str] | None = None, batch_size: int = 0
 ) -> tuple[tuple[BlockCost, ...], Timeline]:
     """Rows and timeline of the textbook's step: static bytes, then forward of each block, then backward in reverse.
 
@@ -23,6 +24,7 @@ def textbook(
     Args:
         columns: as the arguments of `Profile.from_costs`; `static` is needed.
         names: of the blocks; None: `block0`, `block1`, ...
+        batch_size: samples that the costs are for; 0: not known.
 
     Raises:
         ValueError: lists of different lengths, or a number that is negative or not finite.
@@ -51,7 +53,8 @@ def textbook(
         )
         for k in range(count)
     )
-    return blocks, _textbook_timeline(sizes["static"], sizes["saved"], sizes["transient"])
+    timeline = _textbook_timeline(sizes["static"], sizes["saved"], sizes["transient"])
+    return blocks, _per_sample(timeline, count, batch_size) if batch_size else timeline
 
 
 def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[float]:
@@ -63,6 +66,13 @@ def _column(what: str, given: Sequence[float] | None, count: int) -> Sequence[fl
     if wrong:
         raise ValueError(f"{what} has the entry {wrong[0]}; costs are finite and not negative")
     return given
+
+
+def _per_sample(timeline: Timeline, static: int, batch_size: int) -> Timeline:
+    """Static storages come first and do not depend on the batch; whole bytes of all others are for each sample."""
+    fixed = (*timeline.sizes[:static], *[0] * (len(timeline.sizes) - static))
+    each = (*[0] * static, *(-(-size // batch_size) for size in timeline.sizes[static:]))
+    return replace(timeline, fixed=fixed, per_sample=each)
 
 
 def _whole(size: float) -> int:

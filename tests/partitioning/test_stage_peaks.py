@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from autobalance.partitioning.stages import EVERYWHERE, NOWHERE, stage_peaks
+from autobalance.partitioning.stage_peaks import EVERYWHERE, NOWHERE, stage_peaks
 from autobalance.profiling.timeline import HOST, ROOT, Timeline
 
 
