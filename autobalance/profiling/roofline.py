@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from autobalance.devices.device import LAUNCH_TIME
 from autobalance.devices.table import GPU, find_gpu, recognise
 
-LAUNCH_TIME = 5e-6  # seconds per kernel; a CUDA launch takes 3 to 10 microseconds from Python
 REFERENCE_GPU = "A100-40GB"
 """Whose rates stand for devices that are not there."""
 
