@@ -1,0 +1,1 @@
+"""In which order micro-batches go through stages, and when each device does what. No torch."""
