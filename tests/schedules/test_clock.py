@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -53,7 +54,7 @@ def relaxed(
             rules.append(((stage, number, is_back), following))
     for device in set(devices):
         own = [key for key in keys if devices[key[0]] == device]
-        rules += list(zip(own, own[1:], strict=False))
+        rules += pairwise(own)
     starts = dict.fromkeys(keys, 0.0)
     changed = True
     while changed:
