@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autobalance.partitioning.stage_peaks import EVERYWHERE, NOWHERE, Matrix
 from autobalance.profiling.profile import Profile
