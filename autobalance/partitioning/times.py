@@ -1,30 +1,218 @@
-"""Predicted time of a step."""
+"""Predicted times: of blocks on any device, of stages with what they receive, and of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
-from autobalance.devices.device import Device
+import numpy as np
+
+from autobalance.devices.device import LAUNCH_TIME, Device
+from autobalance.devices.links import link_matrix
+from autobalance.devices.table import find_gpu, recognise
+from autobalance.partitioning.stage import Stage
+from autobalance.partitioning.transfers import Crossing, crossings_of
+from autobalance.partitioning.work_table import Seconds, WorkTable
 from autobalance.profiling.profile import Profile
+from autobalance.profiling.roofline import reference_rates
+from autobalance.profiling.timeline import ROOT
 
 
-def naive_step_time(profile: Profile, assignment: Sequence[int], root: int, devices: Sequence[Device]) -> float:
-    """Seconds of one step in which one block runs at a time: all block times and all transfers.
+def block_seconds(profile: Profile, device: Device, devices: Sequence[Device]) -> tuple[Seconds, Seconds]:
+    """Seconds that every block takes on a device, forward and backward.
 
-    What leaves a block crosses to the next block in call order; in training its gradient comes back.
+    Blocks whose work is known are timed by the roofline at the rates of the device (`profiling/roofline.py`). Times
+    given by hand hold for the fastest of all devices; others take longer in proportion to their float32 `flops`.
 
     Example:
-        >>> naive_step_time(profile, plan.assignment, plan.root, plan.devices)
+        >>> forward, backward = block_seconds(profile, plan.devices[1], plan.devices)
+
+    Args:
+        profile: what the blocks cost.
+        device: that the blocks run on.
+        devices: all devices of the question.
+
+    Returns:
+        Two columns with one entry for each block.
+    """
+    return WorkTable(profile.blocks).seconds(device, devices)
+
+
+def device_seconds(profile: Profile, devices: Sequence[Device]) -> tuple[tuple[Seconds, Seconds], ...]:
+    """`block_seconds` for all devices at once; devices of one speed share their columns.
+
+    Example:
+        >>> [float(forward.sum()) for forward, _ in device_seconds(profile, plan.devices)]
+
+    Args:
+        profile: what the blocks cost.
+        devices: K of them.
+
+    Returns:
+        K pairs of columns.
+    """
+    work = WorkTable(profile.blocks)
+    known: dict[object, tuple[Seconds, Seconds]] = {}
+    for device in devices:
+        if device.speed not in known:
+            known[device.speed] = work.seconds(device, devices)
+    return tuple(known[device.speed] for device in devices)
+
+
+def launch_seconds(profile: Profile, devices: Sequence[Device] = ()) -> float:
+    """Seconds that the host needs to launch all kernels of one forward and backward, on whatever device they run.
+
+    Example:
+        >>> launch_seconds(profile)
+
+    Args:
+        profile: of one micro-batch.
+        devices: of the question; the slowest launch among them counts. Empty: a usual host.
+    """
+    launches = sum(part.launches for block in profile.blocks for part in (*block.forward_work, *block.backward_work))
+    return launches * max((device.launch_time for device in devices), default=LAUNCH_TIME)
+
+
+def optimizer_seconds(profile: Profile, assignment: Sequence[int], devices: Sequence[Device]) -> tuple[float, ...]:
+    """Seconds of the optimizer's step on every device, which works as fast as the device's memory is.
+
+    Times of a traced profile hold for the GPU that it was made for, those given by hand for the fastest memory.
+
+    Example:
+        >>> max(optimizer_seconds(profile, plan.assignment, plan.devices))
 
     Args:
         profile: what the blocks cost.
         assignment: device index per block.
-        root: device index of the root, where the last block's output goes.
-        devices: what they are; the slower of two links counts.
+        devices: K of them.
+
+    Returns:
+        K times; devices work at once, so that the step takes the largest of them.
     """
-    seconds = sum(block.forward_time + block.backward_time for block in profile.blocks)
-    ways = 2 if profile.training else 1
-    for block, here, there in zip(profile.blocks, assignment, [*assignment[1:], root], strict=True):
-        if here != there:
-            seconds += ways * block.outputs / min(devices[here].link, devices[there].link)
-    return seconds
+    if find_gpu(profile.target) or recognise(profile.target) or any(block.forward_work for block in profile.blocks):
+        bandwidth = reference_rates(profile.target).bandwidth
+    else:
+        bandwidth = max(device.bandwidth for device in devices)
+    took = np.zeros(len(devices))
+    np.add.at(took, np.asarray(assignment, dtype=np.int64), [block.optimizer_time for block in profile.blocks])
+    return tuple((took * bandwidth / np.array([device.bandwidth for device in devices])).tolist())
+
+
+def runs_of(assignment: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """(start, stop, device) of every run of consecutive blocks with one device.
+
+    Example:
+        >>> runs_of([0, 0, 1, 0])
+        ((0, 2, 0), (2, 3, 1), (3, 4, 0))
+    """
+    runs, start = [], 0
+    for device, blocks in groupby(assignment):
+        stop = start + sum(1 for _ in blocks)
+        runs.append((start, stop, device))
+        start = stop
+    return tuple(runs)
+
+
+def stages_of(
+    profile: Profile,
+    assignment: Sequence[int],
+    root: int,
+    devices: Sequence[Device],
+    crossings: Sequence[Crossing],
+    in_flight: Sequence[int] = (),
+    saving: Sequence[str] = (),
+) -> tuple[Stage, ...]:
+    """Stages of an assignment with their times for one micro-batch.
+
+    A tensor travels to each other device once, over the link from the device it comes from, and counts with the first
+    stage there that takes it; in training the gradient of one that needs it comes back over the same link. What the
+    root takes counts with the stage that sends it, which for outputs and losses is the last one.
+
+    Example:
+        >>> stages_of(profile, [0, 0, 1], root=1, devices=devices, crossings=crossings_of(profile))
+
+    Args:
+        profile: of one micro-batch.
+        assignment: device index per block.
+        root: device index of batch and loss.
+        devices: the devices of the question.
+        crossings: tensors that go from block to block.
+        in_flight: micro-batches whose saved bytes each stage holds; empty: one.
+        saving: for each block `"keep"`, `"recompute"` (its forward runs once more, in the backward) or `"offload"` (its
+            saved bytes go to the host and come back meanwhile). Empty: all are kept.
+
+    Returns:
+        One stage for each run of consecutive blocks with one device.
+    """
+    runs = runs_of(assignment)
+    times = device_seconds(profile, devices)
+    received, waits = _receive(profile.training, runs, assignment, root, devices, crossings)
+    stages = []
+    for number, (start, stop, device) in enumerate(runs):
+        forward, backward = (float(column[start:stop].sum()) for column in times[device])
+        modes = saving[start:stop]
+        backward += sum(float(times[device][0][start + k]) for k, mode in enumerate(modes) if mode == "recompute")
+        offloaded = sum(profile.blocks[start + k].saved for k, mode in enumerate(modes) if mode == "offload")
+        # Copies to the host and back run beside all else, and only what they take longer is waited for.
+        backward += max(0.0, 2 * offloaded / devices[device].host_link - forward - backward - waits[number])
+        held = in_flight[number] if in_flight else 1
+        stages.append(Stage(start, stop, device, held, forward, backward, waits[number], received[number]))
+    return tuple(stages)
+
+
+def _receive(
+    training: bool,
+    runs: Sequence[tuple[int, int, int]],
+    assignment: Sequence[int],
+    root: int,
+    devices: Sequence[Device],
+    crossings: Sequence[Crossing],
+) -> tuple[list[int], list[float]]:
+    """Bytes that every stage receives, gradients that go back for them too, and the seconds they take."""
+    links = link_matrix(devices)
+    stage_of = [number for number, (start, stop, _) in enumerate(runs) for _ in range(start, stop)]
+    received, seconds = [0] * len(runs), [0.0] * len(runs)
+    for crossing in crossings:
+        source = root if crossing.source == ROOT else assignment[crossing.source]
+        counted: dict[int, int] = {}  # device -> the stage that its copy counts with
+        if ROOT in crossing.targets and crossing.source != ROOT:
+            counted[root] = stage_of[crossing.source]
+        for block in sorted(target for target in crossing.targets if target != ROOT):
+            counted.setdefault(assignment[block], stage_of[block])
+        ways = 2 if training and crossing.has_gradient else 1
+        for device, stage in counted.items():
+            if device != source:
+                received[stage] += ways * crossing.nbytes
+                seconds[stage] += ways * crossing.nbytes / float(links[source, device])
+    return received, seconds
+
+
+def step_seconds(stages: Sequence[Stage], micro_batches: int = 1, launch: float = 0.0) -> float:
+    """Seconds of one step without the optimizer's: all stages once, then the longest for each further micro-batch.
+
+    The host launches all kernels one after the other, which can take longer than the devices need. Source of
+    the formula: Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed
+    deep learning", OSDI 2022.
+
+    Example:
+        >>> step_seconds([Stage(0, 1, 0, forward_time=1.0), Stage(1, 2, 1, forward_time=2.0)], micro_batches=4)
+        9.0
+
+    Args:
+        stages: with their times for one micro-batch.
+        micro_batches: parts of the batch; 1 where stages run one at a time.
+        launch: host seconds for the kernels of one micro-batch.
+    """
+    times = [stage.time for stage in stages]
+    on_devices = sum(times) + (micro_batches - 1) * max(times, default=0.0)
+    return max(on_devices, micro_batches * launch)
+
+
+def naive_step_time(profile: Profile, assignment: Sequence[int], root: int, devices: Sequence[Device]) -> float:
+    """Seconds of a step in which one stage runs at a time.
+
+    Example:
+        >>> naive_step_time(profile, plan.assignment, plan.root, plan.devices)
+    """
+    stages = stages_of(profile, assignment, root, devices, crossings_of(profile))
+    return step_seconds(stages, launch=launch_seconds(profile, devices))
