@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autobalance.devices.device import Device
 from autobalance.partitioning.stage import Stage
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.timeline import ROOT
 from autobalance.saved import IN_MEMORY, load, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,48 @@ class Plan:
         """
         return load(path, "plan", cls)
 
+    def report(self, path: str | Path, profile: Profile | None = None) -> Path:
+        """Write the plan as one page that a browser opens, with pictures of memory and time; it needs no network.
+
+        Example:
+            >>> plan.report("plan.html")
+
+        Args:
+            path: of the file, which is replaced where it exists.
+            profile: that the plan was made from, for the memory over the step; None: the plan's own, where it was made
+                in this process.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: the profile is of another model, batch, optimizer or precision.
+        """
+        from autobalance.report.page import write_page
+
+        return write_page(self, path, profile)
+
+    def plot(self) -> tuple[Figure, Axes]:
+        """The memory of every device by what it is for, against its budget, as a matplotlib figure.
+
+        Example:
+            >>> fig, ax = plan.plot()
+            >>> fig.savefig("plan.png")
+
+        Returns:
+            The figure and its axes; no window opens, and pyplot does not know of them.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        from autobalance.report.figure import plot_plan
+
+        return plot_plan(self)
+
     def __str__(self) -> str:
+        from autobalance.report.plan_table import plan_table
         from autobalance.report.render import render
-        from autobalance.report.tables import plan_table
 
         return render(plan_table(self))
 

@@ -1,0 +1,145 @@
+"""What a plan amounts to, in sentences that its table and its page share."""
+
+from __future__ import annotations
+
+from autobalance.partitioning.plan import Plan
+from autobalance.partitioning.stage import Stage
+from autobalance.units import format_size
+
+# Figures closer than this look the same in print.
+_SAME = 5e-4
+
+
+def format_time(seconds: float) -> str:
+    """Text for a stretch of time, with three figures.
+
+    Example:
+        >>> format_time(0.01234), format_time(75)
+        ('12.3 ms', '75.0 s')
+
+    Args:
+        seconds: 0 or more.
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        # What would be rounded up to 1000 of a unit is 1 of the next one.
+        if seconds >= 0.9995 * scale:
+            return f"{three_figures(seconds / scale)} {unit}"
+    return f"{three_figures(seconds / 1e-6)} µs" if seconds else "0 s"
+
+
+def three_figures(number: float) -> str:
+    """A number with three figures, and all of those before the point.
+
+    Example:
+        >>> three_figures(1.2), three_figures(12345)
+        ('1.20', '12,345')
+    """
+    decimals = next((2 - place for place in (2, 1) if number >= 0.9995 * 10**place), 2)
+    return f"{number:,.{decimals}f}" if number >= 0.01 else f"{number:.2g}"
+
+
+def format_value(plan: Plan, value: float) -> str:
+    """A value of the plan's objective: seconds, or a share of the budget.
+
+    Example:
+        >>> format_value(plan, 0.904)
+        '90.4%'
+    """
+    return format_time(value) if plan.objective == "step time" else f"{value:.1%}"
+
+
+def stages_of(plan: Plan) -> tuple[Stage, ...]:
+    """The plan's stages; of a plan that tells none, one for each run of blocks on one device.
+
+    Example:
+        >>> [stage.device for stage in stages_of(plan)]
+    """
+    if plan.stages:
+        return plan.stages
+    cuts = [block for block in range(1, len(plan.blocks)) if plan.assignment[block] != plan.assignment[block - 1]]
+    pairs = zip([0, *cuts], [*cuts, len(plan.blocks)], strict=True)
+    return tuple(Stage(start, stop, plan.assignment[start]) for start, stop in pairs if stop > start)
+
+
+def bubble(plan: Plan) -> float:
+    """The share of a step in which a device that has blocks stands still, on average over these devices.
+
+    Example:
+        >>> f"{bubble(plan):.0%}"
+    """
+    devices = {stage.device for stage in plan.stages}
+    if not devices or plan.step_time <= 0:
+        return 0.0
+    busy = plan.micro_batches * sum(stage.time for stage in plan.stages)
+    return max(0.0, 1 - busy / (len(devices) * plan.step_time))
+
+
+def samples_of_micro_batch(plan: Plan) -> int:
+    """Samples of the largest micro-batch; 0 where the batch is not known."""
+    batch = plan.profile.batch_size if plan.profile is not None else 0
+    return -(-batch // plan.micro_batches)
+
+
+def schedule_line(plan: Plan) -> str:
+    """When what runs, and how long a step takes.
+
+    Example:
+        >>> schedule_line(plan)
+        'predicted step 1.40 s: 1f1b, 8 micro-batches of 4 samples, bubble 27%'
+    """
+    parts = [plan.schedule]
+    if plan.micro_batches > 1:
+        samples = samples_of_micro_batch(plan)
+        even = samples and samples * plan.micro_batches == (plan.profile.batch_size if plan.profile else 0)
+        size = f" of {'' if even else 'at most '}{samples} sample{'s' * (samples > 1)}" if samples else ""
+        parts.append(f"{plan.micro_batches} micro-batches{size}")
+    elif len({stage.device for stage in stages_of(plan)}) > 1:
+        parts.append("one device at a time")
+    if not plan.step_time:
+        return f"schedule: {', '.join(parts)}; the profile has no times"
+    parts.append(f"bubble {bubble(plan):.0%}")
+    return f"predicted step {format_time(plan.step_time)}: {', '.join(parts)}"
+
+
+def waterfall_line(plan: Plan) -> str:
+    """The lower bounds of the objective, the loosest first, and how far from them the plan is.
+
+    Example:
+        >>> waterfall_line(plan)
+        'step time: area 1.20 s → indivisible block 1.31 s → transfers 1.35 s → memory 1.40 s = optimal'
+    """
+    bounds = " → ".join(f"{name} {format_value(plan, bound)}" for name, bound in plan.bounds.items())
+    reached = plan.gap <= _SAME
+    if plan.optimal and reached:
+        return f"{plan.objective}: {bounds} = optimal"
+    return f"{plan.objective}: {bounds}; this plan {format_value(plan, plan.value)}, {proof(plan)}"
+
+
+def proof(plan: Plan) -> str:
+    """How good the plan is, by proof, in words.
+
+    Example:
+        >>> proof(plan)
+        'optimal'
+    """
+    if plan.optimal:
+        return "optimal" if plan.gap <= _SAME else f"within {plan.gap:.1%} of the least, for more room in memory"
+    return f"at most {plan.gap:.1%} above the least possible" if plan.bounds else "without a bound"
+
+
+def fit_line(plan: Plan) -> str:
+    """Whether the plan fits, and where there is the least room.
+
+    Example:
+        >>> fit_line(plan)
+        'fits: largest use 90.4% on device 1'
+    """
+    if plan.fits:
+        tightest = max(range(len(plan.devices)), key=plan.uses.__getitem__)
+        return f"fits: largest use {plan.uses[tightest]:.1%} on device {tightest}"
+    over = [
+        f"device {index} by {format_size(peak - budget)}"
+        for index, (peak, budget) in enumerate(zip(plan.peaks, plan.budgets, strict=True))
+        if peak > budget
+    ]
+    return f"does not fit: over the budget are {', '.join(over)}"

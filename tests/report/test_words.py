@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autobalance.partitioning.plan import Plan
+from autobalance.report.words import bubble, fit_line, format_time, schedule_line, stages_of, waterfall_line
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (4e-6, "4.00 µs"),
+        (0.0004, "400 µs"),
+        (0.99951e-3, "1.00 ms"),
+        (0.01234, "12.3 ms"),
+        (0.9997, "1.00 s"),
+        (9.997, "10.0 s"),
+        (75.0, "75.0 s"),
+        (12345.6, "12,346 s"),
+    ],
+)
+def test_times_have_three_figures(seconds: float, text: str) -> None:
+    assert format_time(seconds) == text
+
+
+def test_the_bubble_is_what_equal_stages_are_known_to_leave(pipelined: Plan) -> None:
+    # Equal stages stand still (K - 1) / (m + K - 1) of the time (GPipe, section 2.3): here 3 / 11.
+    stage = pipelined.stages[0]
+    stages = tuple(replace(stage, device=device) for device in range(4))
+    step = (4 + 8 - 1) * stage.time
+    assert bubble(replace(pipelined, stages=stages, micro_batches=8, step_time=step)) == pytest.approx(3 / 11)
+
+
+def test_the_schedule_is_told_with_its_micro_batches(pipelined: Plan) -> None:
+    # Each device works for 2 x (0.3 + 0.35) / 2 s of 1 s.
+    assert schedule_line(pipelined) == "predicted step 1.00 s: 1f1b, 2 micro-batches of 2 samples, bubble 35%"
+    uneven = replace(pipelined, micro_batches=3)
+    assert "3 micro-batches of at most 2 samples" in schedule_line(uneven)
+    assert "2 micro-batches, bubble" in schedule_line(replace(pipelined, profile=None))
+    untimed = replace(pipelined, step_time=0.0, micro_batches=1, schedule="naive")
+    assert schedule_line(untimed) == "schedule: naive, one device at a time; the profile has no times"
+
+
+def test_the_waterfall_ends_in_the_optimum_or_in_the_gap(pipelined: Plan) -> None:
+    bounds = "step time: area 900 ms → indivisible block 900 ms → transfers 950 ms → memory 1.00 s"
+    assert waterfall_line(pipelined) == f"{bounds} = optimal"
+    worse = replace(pipelined, value=1.05, optimal=False)
+    assert waterfall_line(worse) == f"{bounds}; this plan 1.05 s, at most 5.0% above the least possible"
+    packed = replace(pipelined, objective="largest use", value=0.5, bounds={"area": 0.25, "memory": 0.5})
+    assert waterfall_line(packed) == "largest use: area 25.0% → memory 50.0% = optimal"
+
+
+def test_where_it_is_tight_is_told(pipelined: Plan) -> None:
+    assert fit_line(pipelined) == "fits: largest use 78.1% on device 0"
+    over = replace(pipelined, budgets=(12 * GIB, 16 * GIB))
+    assert fit_line(over) == "does not fit: over the budget are device 0 by 512.00 MiB"
+
+
+def test_a_plan_that_tells_no_stages_has_one_for_each_run_of_blocks(pipelined: Plan) -> None:
+    stages = stages_of(replace(pipelined, stages=(), assignment=(0, 1, 1, 0)))
+    assert [(stage.start, stage.stop, stage.device) for stage in stages] == [(0, 1, 0), (1, 3, 1), (3, 4, 0)]
