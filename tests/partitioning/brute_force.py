@@ -3,8 +3,8 @@
 It shares nothing with the planner: no timeline, no tables, no search. What it knows is the model in words. A stage is
 what one visit of a micro-batch to a device runs. A block's forward takes its transient bytes up and down and keeps its
 saved bytes; its backward, in reverse order of blocks, takes its transient bytes up and down and frees what was saved.
-A recomputed block keeps its input alone, and its backward first runs the forward again. An offloaded block's saved
-bytes leave after its forward and come back before its backward. Static bytes are there from the start.
+A recomputed block keeps of what it saves its input alone, and its backward first runs the forward again. An offloaded
+block's saved bytes leave after its forward and come back before its backward. Static bytes are there from the start.
 """
 
 from __future__ import annotations
@@ -192,13 +192,12 @@ def memory(
             if how == "recompute":
                 change(work)
                 change(-work)
-            if how != "keep":
+                change(saved - given)
+            elif how == "offload":
                 change(saved)
             change(work)
             change(-work)
             change(-saved)
-            if how == "recompute":
-                change(-given)
     return peak
 
 
