@@ -30,7 +30,7 @@ class Large:
         batch: a batch of a number of samples, on meta.
         step: `step(model, batch) -> loss`.
         answer: what it computes where it is not trained.
-        whole: class names of modules that no tool may split.
+        layers: class names of the parts that repeat.
         samples: in the batch that is traced, which takes the same way through the step as two and three times as many.
     """
 
@@ -40,7 +40,7 @@ class Large:
     batch: Callable[[int], dict[str, Tensor]]
     step: Callable[[nn.Module, Any], Tensor]
     answer: Callable[[nn.Module, Any], Any]
-    whole: tuple[str, ...]
+    layers: tuple[str, ...]
     samples: int = 1
 
     def build(self, mode: str) -> nn.Module:
@@ -196,8 +196,8 @@ def _logits(model: nn.Module, batch: Any) -> Any:
     return model(**inputs).logits
 
 
-def _language(name: str, length: int, make: Callable[[], nn.Module], *whole: str, samples: int = 1) -> Large:
-    return Large(name, f"{length} tokens", make, partial(_text, length=length), own_loss, _logits, whole, samples)
+def _language(name: str, length: int, make: Callable[[], nn.Module], *layers: str, samples: int = 1) -> Large:
+    return Large(name, f"{length} tokens", make, partial(_text, length=length), own_loss, _logits, layers, samples)
 
 
 _LLAMA_70B = {
@@ -225,8 +225,8 @@ LARGE = {
             _own,
             ("ConvolutionBlock",),
         ),
-        _language("BERT-large", 512, _bert, "BertLayer", "BertLMPredictionHead"),
-        Large("ViT-H", _PIXELS, _vit, _pictures, own_loss, _logits, ("ViTLayer", "ViTEmbeddings")),
+        _language("BERT-large", 512, _bert, "BertLayer"),
+        Large("ViT-H", _PIXELS, _vit, _pictures, own_loss, _logits, ("ViTLayer",)),
         # Above 3072 tokens the gradient of an embedding is summed up by another kernel.
         _language("GPT-2 XL", 1024, _gpt2_xl, "GPT2Block", samples=4),
         Large(

@@ -1,0 +1,162 @@
+"""Our plans beside those of accelerate, transformers and torchgpipe, for twelve models at their real size.
+
+Run it by hand: `OMP_NUM_THREADS=1 python tests/benchmarks/plan_quality.py` (tools: `autobalance[benchmarks]`, and
+`pip install --no-deps torchgpipe`). Profiles are traced once and kept in a folder (`large_profiles.py`). Every split is
+judged by `autobalance.score` on the same profile: 2, 4 and 8 devices of 24 and 80 GiB, training with AdamW and
+inference, at a batch of one and at the largest that our plan fits, without micro-batches. Exit status 1 where ours is
+worse than another on its own objective anywhere, or ahead of accelerate by less than the limits below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from large_models import LARGE, MODES
+from large_profiles import FOLDER, profile_of
+from other_splits import OTHERS, NoSplit, Question, quiet
+from quality_report import Case, Judged, bars_kept, model_table, summary
+from rich.console import Console
+from torch import nn
+
+import autobalance
+from autobalance import InfeasiblePlanError, Profile
+from autobalance.partitioning.transfers import bytes_moved, crossings_of
+
+DEVICES = (2, 4, 8)
+GIB = (24, 80)
+POLICIES = ("auto", "balanced")
+MOST = 2**16
+"""Largest batch that is looked for."""
+
+
+class Judge:
+    """Judges splits of one model in one mode, and remembers profiles by batch."""
+
+    def __init__(self, name: str, mode: str, folder: Path) -> None:
+        self.name, self.mode = name, mode
+        self.profile = profile_of(name, mode, folder)
+        self.module: nn.Module = LARGE[name].build(mode)
+        self.at = lru_cache(maxsize=64)(self._at)
+        self.crossings = lru_cache(maxsize=8)(lambda batch: crossings_of(self.at(batch)))
+
+    def _at(self, batch: int) -> Profile:
+        return self.profile if batch == self.profile.batch_size else self.profile.scaled(batch)
+
+    def cases(self, devices: int, gib: int) -> Iterator[Case]:
+        """A batch of one, and the largest that our balanced plan fits."""
+        ours = self.largest_of_ours(devices, gib)
+        for batch in sorted({1, max(1, ours)}):
+            found: dict[str, Judged | str] = {}
+            for policy in POLICIES:
+                try:
+                    plan = self.plan(policy, devices, gib, batch)
+                    found[f"ours, {policy}"] = self.judged(plan.assignment, plan.root, devices, gib, batch, ours)
+                except InfeasiblePlanError:
+                    found[f"ours, {policy}"] = "no plan fits"
+            question = Question(LARGE[self.name], self.module, self.at(batch), self.at(1), devices, gib * 2**30)
+            for tool, split in OTHERS.items():
+                try:
+                    assignment = split(question)
+                except NoSplit as reason:
+                    found[tool] = str(reason)
+                    continue
+                largest = self.largest(assignment, assignment[-1], devices, gib)
+                found[tool] = self.judged(assignment, assignment[-1], devices, gib, batch, largest)
+            yield Case(self.name, self.mode, devices, gib, batch, found)
+
+    def plan(self, policy: str, devices: int, gib: int, batch: int) -> autobalance.Plan:
+        """Ours, on the terms that all others are judged on."""
+        return autobalance.plan(
+            self.at(batch),
+            [gib * 2**30] * devices,
+            policy=policy,
+            micro_batches=1,
+            schedule="naive",
+            recompute=False,
+            cache=False,
+        )
+
+    def judged(self, assignment: Sequence[int], root: int, devices: int, gib: int, batch: int, largest: int) -> Judged:
+        """A split at a batch."""
+        profile = self.at(batch)
+        score = autobalance.score(profile, assignment, [gib * 2**30] * devices, root=root)
+        moved = sum(bytes_moved(self.crossings(batch), assignment, root).values())
+        return Judged(
+            assignment=tuple(assignment),
+            use=max(score.uses),
+            seconds=score.step_time,
+            moved=moved,
+            empty=score.peaks.count(0),
+            largest=largest,
+            is_kept=_keeps_the_order(assignment, profile),
+        )
+
+    def largest(self, assignment: Sequence[int], root: int, devices: int, gib: int, start: int = 0) -> int:
+        """The largest batch that a split fits; 0 where it fits none."""
+
+        def fits(batch: int) -> bool:
+            return autobalance.score(self.at(batch), assignment, [gib * 2**30] * devices, root=root).fits
+
+        low, high = start, max(1, 2 * start)
+        while high <= MOST and fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def largest_of_ours(self, devices: int, gib: int) -> int:
+        """The largest batch that our balanced plan fits: that of one plan, then of a plan for one sample more."""
+        best = 0
+        while best < MOST:
+            try:
+                plan = self.plan("balanced", devices, gib, best + 1)
+            except InfeasiblePlanError:
+                break
+            best = self.largest(plan.assignment, plan.root, devices, gib, start=best + 1)
+        return best
+
+
+def _keeps_the_order(assignment: Sequence[int], profile: Profile) -> bool:
+    """Whether a split is one of those that we choose among: consecutive blocks, groups that share a device apart."""
+    beside = {block for group in profile.together if group[-1] - group[0] >= len(group) for block in group}
+    visited: list[int] = []
+    for block, device in enumerate(assignment):
+        if block not in beside and visited[-1:] != [device]:
+            visited.append(device)
+    together = all(len({assignment[block] for block in group}) == 1 for group in profile.together)
+    return together and len(visited) == len(set(visited))
+
+
+def main() -> int:
+    """Judge all cases, and say whether the limits are kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(LARGE), default=list(LARGE))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--devices", nargs="+", type=int, default=list(DEVICES))
+    parser.add_argument("--gib", nargs="+", type=int, default=list(GIB), help="of each device")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the profiles (default: %(default)s)")
+    options = parser.parse_args()
+    quiet()
+    console = Console(width=220)
+    cases: list[Case] = []
+    for name in options.models:
+        found: list[Case] = []
+        for mode in options.modes:
+            judge = Judge(name, mode, options.folder)
+            for devices in options.devices:
+                for gib in options.gib:
+                    found += judge.cases(devices, gib)
+        console.print(model_table(name, found))
+        cases += found
+    for line in summary(cases):
+        console.print(line)
+    return 0 if bars_kept(cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
