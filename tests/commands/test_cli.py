@@ -154,7 +154,7 @@ def test_profile_of_inference_holds_no_gradients(tmp_path: Path, capsys: pytest.
         (["profile", "factory.py:build"], "autobalance profile: factory has no 'build' that can be called"),
         (
             ["profile", "factory.py:forgets_the_batch"],
-            "factory.py:forgets_the_batch returned a Sequential; it must return the pair (model, batch)",
+            'factory.py:forgets_the_batch returned no batch: have it return (model, batch), or say --batch "x=',
         ),
         (["profile", "factory.py:make", "--optimizer", "Adan"], "torch.optim has no 'Adan' that can be called"),
         (["plan", "missing.json", "2x1GiB"], "missing.json"),
