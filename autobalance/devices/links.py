@@ -41,7 +41,7 @@ def host_path(a: Device, b: Device) -> float:
         >>> host_path(Device("a", 1, host_link=10.0), Device("b", 1, host_link=10.0))
         5.0
     """
-    return 1 / (1 / a.host_link + 1 / b.host_link)
+    return a.host_link * b.host_link / (a.host_link + b.host_link)
 
 
 def link_matrix(devices: Sequence[Device]) -> NDArray[np.float64]:

@@ -73,4 +73,4 @@ def find_target(word: str, present: Target | None = None) -> Target:
             f"target={word!r} names no kernels that autobalance knows; choose 'cuda', 'cpu', 'simulated', 'hip', or a "
             f"GPU among {known}."
         )
-    return Target("cuda", gpu.name, gpu.capability)
+    return Target(gpu.platform, gpu.name, gpu.capability)

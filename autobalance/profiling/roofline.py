@@ -63,9 +63,7 @@ def rates_of(gpu: GPU) -> Rates:
         >>> rates_of(find_gpu("A100-80GB")).flops["bfloat16"]
         312000000000000.0
     """
-    half = gpu.bf16
-    flops = {"float32": gpu.fp32, "tf32": gpu.tf32, "bfloat16": half, "float16": half}
-    return Rates(flops=flops, bandwidth=gpu.bandwidth)
+    return Rates(flops=dict(gpu.rates), bandwidth=gpu.bandwidth)
 
 
 def reference_rates(name: str) -> Rates:

@@ -33,6 +33,25 @@ def test_devices_without_a_name_are_called_by_their_position() -> None:
     assert [device.name for device in parse_devices("2x1GiB")] == ["device 0", "device 1"]
 
 
+def test_nodes_are_counted_and_keep_their_devices() -> None:
+    devices = parse_devices("2 nodes x 8xH100")
+    assert [device.node for device in devices] == [0] * 8 + [1] * 8
+    assert {device.name for device in devices} == {"H100-80GB"}
+
+
+def test_a_node_may_hold_several_kinds_and_nodes_may_differ() -> None:
+    devices = parse_devices("2 nodes x (2xA100-80GB, 40GiB), 1 node x V100-16GB")
+    assert [(device.node, device.name) for device in devices] == [
+        (0, "A100-80GB"),
+        (0, "A100-80GB"),
+        (0, "device 2"),
+        (1, "A100-80GB"),
+        (1, "A100-80GB"),
+        (1, "device 5"),
+        (2, "V100-16GB"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -42,6 +61,14 @@ def test_devices_without_a_name_are_called_by_their_position() -> None:
         ("4", "'4' has no unit; write '4x80GiB' for 4 devices, '4GiB' for a size of each"),
         ("0x1GiB", "asks for 0 devices"),
         ("99999x1GiB", "asks for 99999 devices"),
+        ("0 nodes x 8xH100", "asks for 0 nodes"),
+        ("100 nodes x 100x1GiB", "asks for 10000 devices; up to 4096 are planned for"),
+        ("2 nodes x ", "has an empty part"),
+        ("2 nodes x (4xA100", "opens 1 parentheses and closes 0"),
+        (
+            "2 nodes x 4xA100-80GB,4x40GiB",
+            r"does not say on which node '4x40GiB' is: write '2 nodes x \(4xA100-80GB,4x40GiB\)'",
+        ),
     ],
 )
 def test_words_that_mean_nothing_are_refused(words: str, text: str) -> None:
