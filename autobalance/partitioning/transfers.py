@@ -40,8 +40,9 @@ class Crossing:
 def crossings_of(profile: Profile) -> tuple[Crossing, ...]:
     """All tensors that pass between blocks, or between a block and the root, in one step of one batch.
 
-    What is copied again in the backward, such as the inputs of a checkpointed part, is a crossing of its own. A profile
-    by hand passes the outputs of each row to the next one, and those of the last to the root.
+    What is copied again in the backward, such as the inputs of a checkpointed part, is a crossing of its own. Several
+    views of one storage count as one tensor. A profile by hand passes the outputs of each row to the next one, and
+    those of the last to the root.
 
     Example:
         >>> crossings_of(Profile.from_costs([4, 4], transfer=[2]))
@@ -198,11 +199,23 @@ def _from_copies(timeline: Timeline, nbytes: Sequence[int]) -> Iterator[Crossing
     returns: dict[tuple[int, int], list[_Copy]] = {}
     for copy in backward:
         returns.setdefault((owners[copy.storage], nbytes[copy.storage]), []).append(copy)
+    # What a tensor was copied from is known by its gradient's way back; else it is the original.
+    sources = {copy.storage: copy.sources[0] for copy in forward}
+    trained: set[int] = set()
+    for rank in range(max((len(copy.sources) for copy in forward), default=0)):
+        for copy in forward:
+            if copy.storage not in trained and rank < len(copy.sources):
+                source = copy.sources[rank]
+                waiting = returns.get((owners[source], nbytes[copy.storage]), [])
+                back = next((gradient for gradient in waiting if _comes_from(gradient, copy, owners)), None)
+                if back is not None:
+                    waiting.remove(back)
+                    sources[copy.storage] = source
+                    trained.add(copy.storage)
     # A tensor is sent with its graph or without: the copies of each kind are shared among themselves.
     groups: dict[tuple[int, bool], list[int]] = {}
     for copy in forward:
-        source, gradient = _way_back(copy, owners, nbytes, returns)
-        groups.setdefault((source, gradient is not None), []).append(copy.storage)
+        groups.setdefault((sources[copy.storage], copy.storage in trained), []).append(copy.storage)
     for copy in (copy for left in returns.values() for copy in left):
         groups.setdefault((copy.sources[0], False), []).append(copy.storage)
     births = timeline.lives[0]
@@ -212,17 +225,9 @@ def _from_copies(timeline: Timeline, nbytes: Sequence[int]) -> Iterator[Crossing
             yield Crossing(owners[source], targets, nbytes[shared[0]], has_gradient)
 
 
-def _way_back(
-    copy: _Copy, owners: Sequence[int], nbytes: Sequence[int], returns: Mapping[tuple[int, int], list[_Copy]]
-) -> tuple[int, _Copy | None]:
-    """What a copy was made of, and the copy of its gradient, which is taken out of `returns`."""
-    for source in copy.sources:
-        waiting = returns.get((owners[source], nbytes[copy.storage]), [])
-        for gradient in waiting:
-            if any(owners[made] == owners[copy.storage] for made in gradient.sources):
-                waiting.remove(gradient)
-                return source, gradient
-    return copy.sources[0], None
+def _comes_from(gradient: _Copy, copy: _Copy, owners: Sequence[int]) -> bool:
+    """Whether a copy in the backward can bring the gradient of a copy in the forward."""
+    return any(owners[made] == owners[copy.storage] for made in gradient.sources)
 
 
 def _door_copies(timeline: Timeline) -> tuple[list[_Copy], list[_Copy]]:
