@@ -73,7 +73,7 @@ class Timeline:
             device_of: device index per block.
             root: device index of what the blocks do not own.
         """
-        homes: Whole = np.array([-1, root, *device_of], dtype=np.int64)[self._owners - HOST]
+        homes: Whole = np.array([-1, root, *device_of], dtype=np.int64)[self.owner_column - HOST]
         return homes
 
     def peaks(self, homes: Sequence[int] | Whole, devices: int, start: int = 0, stop: int | None = None) -> list[int]:
@@ -102,6 +102,24 @@ class Timeline:
             already = int(used[first - 1]) if first else 0
             peaks.append(max(already, int(used[first:].max(initial=0))))
         return peaks
+
+    def usage(self, homes: Sequence[int] | Whole, devices: int) -> list[tuple[Whole, Whole]]:
+        """Bytes alive on each device over time.
+
+        Example:
+            >>> Timeline((512, 1024), (0, 1), (-1, -1), (1, 2, -2)).usage([0, 1], devices=2)[1]
+            (array([1, 2]), array([1024,    0]))
+
+        Args:
+            homes: device of every storage; negative: on none of them.
+            devices: how many devices there are.
+
+        Returns:
+            For each device the events that change what is alive there, and the bytes after each of them.
+        """
+        places, changes, _ = self._changes(homes, len(self.events))
+        touched = [np.flatnonzero((places == device) & (changes != 0)) for device in range(devices)]
+        return [(here, np.cumsum(changes[here])) for here in touched]
 
     def requests(
         self, homes: Sequence[int] | Whole, devices: int, stop: int | None = None
@@ -134,7 +152,7 @@ class Timeline:
     def _changes(self, homes: Sequence[int] | Whole, last: int) -> tuple[Whole, Whole, Whole]:
         """Of the first `last` events: on which device, the change of bytes there, and of which storage."""
         sizes, values = self._columns[0], self._held_with(homes)
-        storages, born = self._events[0][:last], self._events[1][:last]
+        storages, born = self.event_columns[0][:last], self.event_columns[1][:last]
         devices = np.asarray(homes, dtype=np.int64)[storages]
         changes, keys = np.where(born, sizes[storages], -sizes[storages]), storages.copy()
         shared = np.flatnonzero((values[storages] >= 0) & (devices >= 0))
@@ -173,7 +191,7 @@ class Timeline:
         return [part for part, whole in enumerate(self.wholes) if whole >= 0]
 
     @cached_property
-    def _events(self) -> tuple[Whole, NDArray[np.bool_]]:
+    def event_columns(self) -> tuple[Whole, NDArray[np.bool_]]:
         """Storage of each event, and whether it is born."""
         events = np.array(self.events, dtype=np.int64)
         return np.abs(events) - 1, events > 0
@@ -181,7 +199,7 @@ class Timeline:
     @cached_property
     def lives(self) -> tuple[Whole, Whole]:
         """At which event each storage is born first, and at which it dies last: one past all others for never."""
-        storages, born = self._events
+        storages, born = self.event_columns
         births: Whole = np.full(len(self.sizes), len(self.events), dtype=np.int64)
         deaths = births.copy()
         first = np.flatnonzero(born)[::-1]
@@ -196,7 +214,8 @@ class Timeline:
         return np.array(self.sizes, dtype=np.int64), np.array(self.values, dtype=np.int64)
 
     @cached_property
-    def _owners(self) -> Whole:
+    def owner_column(self) -> Whole:
+        """Owners."""
         return np.array(self.owners, dtype=np.int64)
 
     @property

@@ -1,0 +1,168 @@
+"""What each micro-batch does at each event of a timeline: a script that every launch plays its part of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobalance.profiling.timeline import Timeline, Whole
+from autobalance.timelines.passes import Pass, passes_of
+from autobalance.timelines.roles import Role, additions, roles_of
+
+
+class When(IntEnum):
+    """Which of the launches that play a part do a line of it."""
+
+    ALWAYS = 0
+    FIRST = 1
+    LATER = 2
+    LAST = 3
+
+
+class Whose(IntEnum):
+    """Which copy of the storage a line is about."""
+
+    FIXED = 0
+    OWN = 1
+    PREVIOUS = 2
+    GRADIENT = 3
+    """The one that stays, for the first backward; a copy for all others."""
+
+
+_GRID = 4
+"""Keys per event of the timeline, so that lines can be put between events."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Lines in the order of time.
+
+    Attributes:
+        passes: forwards and backwards of the timeline.
+        keys: place of each line; `key_of` says where an event's begin.
+        storages: of the timeline.
+        born: whether the storage is born; else it dies.
+        when, whose: as the enumerations say.
+        copies: which copy, for `Whose.FIXED`.
+        copied: whether a storage of the timeline exists once for each micro-batch.
+        gradients: whether it is a gradient.
+    """
+
+    passes: tuple[Pass, ...]
+    keys: Whole
+    storages: Whole
+    born: NDArray[np.bool_]
+    when: Whole
+    whose: Whole
+    copies: Whole
+    copied: NDArray[np.bool_]
+    gradients: NDArray[np.bool_]
+
+    def line_of(self, positions: Whole) -> Whole:
+        """The first line of an event, or of what is put before it."""
+        return np.searchsorted(self.keys, _GRID * positions - 2)
+
+    def own_line_of(self, positions: Whole) -> Whole:
+        """The line of the event itself."""
+        return np.searchsorted(self.keys, _GRID * positions)
+
+
+def script_of(timeline: Timeline, training: bool, in_turn: bool, count: int) -> Script:
+    """The script of a timeline's steps for several micro-batches.
+
+    Args:
+        timeline: of one micro-batch.
+        training: whether a forward has a backward.
+        in_turn: whether every micro-batch is back before the next one begins.
+        count: how many there are.
+
+    Raises:
+        ValueError: marks do not say where forwards and backwards are.
+    """
+    passes = passes_of(timeline, training)
+    roles, others = roles_of(timeline, passes)
+    storages, born = timeline.event_columns
+    when, whose, copies = _as_traced(roles, born, passes, in_turn, count)
+    # A line of all copies is one line for each of them.
+    repeats = np.where(copies == count, count, 1)
+    lines = np.repeat(np.arange(len(storages)), repeats)
+    place = np.arange(len(lines)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    columns = [
+        _GRID * lines, storages[lines], born[lines], when[lines], whose[lines],
+        np.where(repeats[lines] > 1, place, copies[lines]),
+    ]  # fmt: skip
+    added = [columns, *_additions(timeline, passes, roles, in_turn)]
+    if in_turn:
+        added += _exchanges(storages, born, passes, roles, others)
+    joined = [np.concatenate(column) for column in zip(*added, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    copied, gradients = np.zeros((2, len(timeline.sizes)), dtype=np.bool_)
+    copied[storages[roles != Role.ONCE]] = True
+    gradients[storages[roles == Role.GRADIENT]] = True
+    keys, of, is_birth, at, who, which = (column[order] for column in joined)
+    return Script(passes, keys, of, is_birth, at, who, which, copied, gradients)
+
+
+def _as_traced(
+    roles: Whole, born: NDArray[np.bool_], passes: tuple[Pass, ...], in_turn: bool, count: int
+) -> tuple[Whole, Whole, Whole]:
+    """For each event of the timeline when it happens and whose storage it is about; `count` stands for all copies."""
+    inside = np.zeros(len(roles), dtype=np.bool_)
+    for each in passes:
+        inside[each.start : each.stop] = True
+    own, gradient, result, batch = (roles == role for role in (Role.OWN, Role.GRADIENT, Role.RESULT, Role.BATCH))
+    all_or_last = count - 1 if in_turn else count
+    when: Whole = np.full(len(roles), When.ALWAYS, dtype=np.int64)
+    when[inside & ((roles == Role.ONCE) | (~born & (gradient | result)))] = When.FIRST
+    whose: Whole = np.full(len(roles), Whose.FIXED, dtype=np.int64)
+    whose[own | (born & result)] = Whose.OWN
+    whose[born & gradient] = Whose.GRADIENT
+    copies: Whole = np.zeros(len(roles), dtype=np.int64)
+    copies[~born & (result | batch)] = all_or_last
+    if in_turn:
+        whose[inside & ~born & batch] = Whose.OWN
+    else:
+        when[inside & ~born & batch] = When.LAST
+        copies[born & batch] = count
+    copies[whose != Whose.FIXED] = 0
+    return when, whose, copies
+
+
+def _additions(timeline: Timeline, passes: tuple[Pass, ...], roles: Whole, in_turn: bool) -> list[list[Whole]]:
+    """What is dropped once it is added to, or has replaced, what the micro-batches before it made."""
+    storages, born = timeline.event_columns
+    ends = additions(timeline, passes)
+    added = []
+    for role, whose in ((Role.GRADIENT, Whose.GRADIENT), (Role.RESULT, Whose.PREVIOUS)):
+        if role == Role.GRADIENT or in_turn:
+            births = np.flatnonzero(born & (roles == role))
+            added.append(_lines(_GRID * ends[births] + 1, storages[births], False, whose))
+    return added
+
+
+def _exchanges(
+    storages: Whole, born: NDArray[np.bool_], passes: tuple[Pass, ...], roles: Whole, others: Whole
+) -> list[list[Whole]]:
+    """The next batch arrives before a forward, and takes the place of the one before it."""
+    added = []
+    before = 0
+    for each in passes:
+        births = before + np.flatnonzero((born & (roles == Role.BATCH))[before : each.start])
+        stay = births[others[births] >= each.stop]
+        key = _GRID * each.start
+        added.append(_lines(np.full(len(births), key - 2), storages[births], True, Whose.OWN))
+        added.append(_lines(np.full(len(stay), key - 1), storages[stay], False, Whose.PREVIOUS))
+        before = each.stop
+    return added
+
+
+def _lines(keys: Whole, storages: Whole, born: bool, whose: Whose) -> list[Whole]:
+    """Lines for all micro-batches but the first."""
+    count = len(keys)
+    return [
+        keys, storages, np.full(count, born), np.full(count, When.LATER), np.full(count, whose),
+        np.zeros(count, dtype=np.int64),
+    ]  # fmt: skip
