@@ -15,19 +15,26 @@ to both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobalance.partitioning.relaxation import Relaxation, relaxed
+from autobalance.partitioning.relaxation import relaxed
 from autobalance.partitioning.saving_options import Option, options_of
+from autobalance.partitioning.saving_ways import ROUNDING, Ways
 from autobalance.partitioning.savings import KEEP, SavingCosts, stage_peak
 
 Numbers = NDArray[np.float64]
 
-# Ways that are told apart only by this share of the time are one: sums of floating point numbers have no order.
-_ROUNDING = 1e-12
+# Ways that are followed at most, one number after the other, the last one for stages of few blocks only. Where there
+# are more, what is found counts as proved if it is this close to its bound.
+_WIDTHS = (32, 256, 8192)
+_SHORT = 20
+_MILLIONTH = 1e-6
+# Parts of the distance between the bound of a stage and its greedy way, in which its fastest way is looked for.
+_SHARES = (1 / 16, 1 / 4)
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Choice:
         peak: bytes on the device in the textbook's step.
         carried: bytes over the host link per micro-batch.
         pinned: bytes of pinned host memory.
+        bound: seconds below which no way is; `seconds` itself where all ways were tried.
     """
 
     seconds: float
@@ -49,6 +57,12 @@ class Choice:
     peak: int
     carried: int
     pinned: int
+    bound: float
+
+    @property
+    def proved(self) -> bool:
+        """Whether no way is faster by more than a millionth."""
+        return self.seconds <= self.bound * (1 + _MILLIONTH)
 
 
 def least_seconds(
@@ -89,12 +103,14 @@ def least_seconds(
     room = float(capacity - int(costs.static[start:stop].sum()))
     most = np.inf if host_memory is None else float(host_memory)
     search = _Search(options, in_flight, room, seconds, most)
-    found = search.solve()
-    if found is None:
+    solved = search.solve()
+    if solved is None:
         return None
+    found, bound = solved
     saving = tuple(option.saving for option in found)
     streamed = tuple(start + at for at, option in enumerate(found) if option.streams)
-    return _choice(costs, start, saving, streamed, in_flight, seconds, host_link)
+    choice = _choice(costs, start, saving, streamed, in_flight, seconds, host_link)
+    return replace(choice, bound=min(bound, choice.seconds))
 
 
 def _choice(
@@ -112,13 +128,15 @@ def _choice(
     carried = 2 * int(costs.saved[here][offloaded].sum()) + int(costs.carried[weights].sum())
     pinned = in_flight * int(costs.pinned_saved[here][offloaded].sum()) + int(costs.pinned_weights[weights].sum())
     again = float(costs.forward_time[here][words == "recompute"].sum())
+    needed = max(seconds + again, carried / host_link)
     return Choice(
-        seconds=max(seconds + again, carried / host_link),
+        seconds=needed,
         saving=saving,
         streamed=streamed,
         peak=stage_peak(costs, start, saving, in_flight=in_flight, streamed=streamed),
         carried=carried,
         pinned=pinned,
+        bound=needed,
     )
 
 
@@ -142,20 +160,35 @@ class _Search:
         self._seconds = seconds
         self._pinned = pinned
         self._relaxation = relaxed(options, in_flight, room, seconds)
+        self._is_cut = False
 
-    def solve(self) -> list[Option] | None:
-        """The option of each block, or None where there is no way."""
-        greedy = self._greedy()
-        least = self._time(greedy) if greedy is not None else np.inf
-        found = self._descend(least * (1 - _ROUNDING))
-        return found if found is not None else greedy
+    def solve(self) -> tuple[list[Option], float] | None:
+        """The option of each block, and seconds below which no way is; None where there is no way."""
+        best = self._greedy() or self._descend(self._options, np.inf, _WIDTHS[-1])
+        if best is None:
+            return None
+        least, is_short = self._relaxation.bound, len(self._options) <= _SHORT
+        for width in _WIDTHS if is_short else _WIDTHS[:-1]:
+            most = self._time(best)
+            if most <= least * (1 + (ROUNDING if is_short else _MILLIONTH)):
+                break
+            # The fewer ways are of interest, the sooner they are through; few stages are far above their bound.
+            for share in (*_SHARES, 1.0):
+                target = least + share * (most - least) if share < 1 else most * (1 - ROUNDING)
+                found = self._descend(self._relaxation.worth(self._options, target), target, width)
+                best = found or best
+                if not self._is_cut and (found or share == 1):
+                    return best, self._time(best)
+                if found:
+                    break
+        return best, least
 
     def _time(self, chosen: Sequence[Option]) -> float:
         again = sum(option.seconds for option in chosen)
         return max(self._seconds + again, sum(option.copying for option in chosen))
 
     def _fits(self, chosen: Sequence[Option]) -> bool:
-        state = _State.start()
+        state = Ways.start()
         for option in reversed(chosen):
             state = state.before(option, self._in_flight)
         return bool(state.taken()[0] <= self._room and state.pinned[0] <= self._pinned)
@@ -177,135 +210,49 @@ class _Search:
                 chosen = trial
         return chosen
 
-    def _descend(self, least: float) -> list[Option] | None:
-        """A way that takes less than `least` seconds, the fastest; None where there is none."""
-        states = _State.start()
+    def _descend(self, all_options: Sequence[Sequence[Option]], least: float, width: int) -> list[Option] | None:
+        """The fastest way that takes less than `least` seconds, of those that are followed; None where there is none.
+
+        At most `width` ways are followed from block to block; `_is_cut` says afterwards whether there were more.
+        """
+        self._is_cut = False
+        states = Ways.start()
         history: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        for block in reversed(range(len(self._options))):
-            options = self._options[block]
-            grown = _State.joined([states.before(option, self._in_flight) for option in options])
+        for block in reversed(range(len(all_options))):
+            options = all_options[block]
+            if not options:
+                return None
+            grown = Ways.joined([states.before(option, self._in_flight) for option in options])
             parents = np.tile(np.arange(len(states)), len(options))
             numbers = np.repeat(np.arange(len(options)), len(states))
-            alive = np.flatnonzero(self._alive(grown, block, least))
+            if block and len(options) == 1 and len(grown) < _FEW:  # nothing to choose, little to forget
+                states = grown
+                history.append((parents, numbers))
+                continue
+            bounds = self._bounds(grown, block)
+            alive = np.flatnonzero(bounds < least)
             if not len(alive):
                 return None
             alive = alive[grown.at(alive).front()]
+            if len(alive) > width:
+                self._is_cut = True
+                rank = bounds[alive] if np.isfinite(least) else grown.taken()[alive]
+                alive = alive[np.argpartition(rank, width)[:width]]
             states = grown.at(alive)
             history.append((parents[alive], numbers[alive]))
         times = np.maximum(self._seconds + states.seconds, states.copying)
         best = int(np.lexsort((states.taken(), states.seconds + states.copying, times))[0])
         chosen = []
-        for block, (parents, numbers) in enumerate(reversed(history)):
-            chosen.append(self._options[block][int(numbers[best])])
+        for options, (parents, numbers) in zip(all_options, reversed(history), strict=True):
+            chosen.append(options[int(numbers[best])])
             best = int(parents[best])
         return chosen
 
-    def _alive(self, states: _State, block: int, least: float) -> NDArray[np.bool_]:
-        """Ways that may still fit, and take less than `least`."""
+    def _bounds(self, states: Ways, block: int) -> Numbers:
+        """Least time of each way, infinite where it cannot fit."""
         needs = states.taken() - self._room
-        alive = (states.pinned <= self._pinned) & (np.maximum(self._seconds + states.seconds, states.copying) < least)
-        alive &= self._relaxation.least(block, needs, states.seconds, states.copying) < least
+        bounds = np.maximum(self._seconds + states.seconds, states.copying)
+        outer = self._relaxation.least(block, needs, states.seconds, states.copying)
+        bounds = np.where(states.pinned <= self._pinned, np.maximum(bounds, outer), np.inf)
         inner = states.total + states.staging - self._room
-        alive &= self._relaxation.least_inside(block, inner, states.seconds, states.copying) < least
-        return alive
-
-
-@dataclass(frozen=True)
-class _State:
-    """What ways for the last blocks mean for those before them: one entry for each way.
-
-    Attributes:
-        total: `E`: what rests of the other micro-batches, less what streams.
-        highest: most bytes of the running micro-batch, above what rests of the undecided blocks.
-        seconds, copying: of recomputing, and on the host link.
-        pinned: host memory.
-        next_staged: bytes of the next block whose weights stream.
-        staging: most bytes of two neighbours that stream.
-    """
-
-    total: Numbers
-    highest: Numbers
-    seconds: Numbers
-    copying: Numbers
-    pinned: Numbers
-    next_staged: Numbers
-    staging: Numbers
-
-    @classmethod
-    def start(cls) -> _State:
-        """No block is decided."""
-        return cls(*(np.zeros(1) for _ in range(7)))
-
-    @classmethod
-    def joined(cls, parts: Sequence[_State]) -> _State:
-        """All ways of several."""
-        return cls(*(np.concatenate(columns) for columns in zip(*(part._columns for part in parts), strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.total)
-
-    @property
-    def _columns(self) -> tuple[Numbers, ...]:
-        return (
-            self.total,
-            self.highest,
-            self.seconds,
-            self.copying,
-            self.pinned,
-            self.next_staged,
-            self.staging,
-        )
-
-    def at(self, ways: NDArray[np.int64]) -> _State:
-        """Some of the ways."""
-        return _State(*(column[ways] for column in self._columns))
-
-    def taken(self) -> Numbers:
-        """Bytes beside what stays, without undecided blocks."""
-        bytes_taken: Numbers = self.total + self.highest + self.staging
-        return bytes_taken
-
-    def before(self, option: Option, in_flight: int) -> _State:
-        """The same ways with one more block before them."""
-        staged = option.staged
-        return _State(
-            total=self.total + ((in_flight - 1) * option.rests - option.leaves),
-            highest=np.maximum(option.runs, self.highest + option.rests),
-            seconds=self.seconds + option.seconds,
-            copying=self.copying + option.copying,
-            pinned=self.pinned + option.pinned,
-            next_staged=np.full(len(self), staged) if option.streams else self.next_staged,
-            staging=np.maximum(self.staging, self.next_staged + staged) if option.streams else self.staging,
-        )
-
-    def front(self) -> NDArray[np.int64]:
-        """Ways that no other one equals or surpasses in everything."""
-        # Later blocks add to `total`, and to the higher of what they add and `highest`: the sum tells more than either.
-        columns = (self.seconds, self.total + self.highest, self.total, *self._columns[3:])
-        telling = [column for column in columns if column.max() > column.min()]
-        if not telling:
-            return np.zeros(1, dtype=np.int64)
-        order = np.lexsort(telling[::-1])
-        points = np.stack(telling)[:, order]
-        kept = np.zeros(0, dtype=np.int64)
-        for start in range(0, points.shape[1], _CHUNK):
-            chunk = np.arange(start, min(start + _CHUNK, points.shape[1]))
-            if len(kept):
-                chunk = chunk[~_surpassed(points[:, kept], points[:, chunk]).any(axis=0)]
-            inside = _surpassed(points[:, chunk], points[:, chunk])
-            kept = np.concatenate([kept, chunk[~np.triu(inside, 1).any(axis=0)]])
-        return order[kept]
-
-
-_CHUNK = 256
-
-
-def _surpassed(one: Numbers, other: Numbers) -> NDArray[np.bool_]:
-    """Entry `[i, j]`: whether point `i` of the first is nowhere above point `j` of the second."""
-    below: NDArray[np.bool_] = one[0][:, None] <= other[0][None] * (1 + _ROUNDING)
-    for mine, theirs in zip(one[1:], other[1:], strict=True):
-        below &= mine[:, None] <= theirs[None]
-    return below
-
-
-__all__ = ["Choice", "Relaxation", "least_seconds"]
+        return np.maximum(bounds, self._relaxation.least_inside(block, inner, states.seconds, states.copying))

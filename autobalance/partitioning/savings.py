@@ -1,9 +1,9 @@
 """What a block may do to hold less memory, and what a stage that does so holds at its peak.
 
 A block **keeps** its saved bytes, or makes them again before its backward (**recompute**: only its inputs rest between
-forward and backward), or sends them to pinned host memory and fetches them again (**offload**: nothing rests). The saved
-bytes of every block are on the device while the block itself runs, forward and backward. Weights that **stream** are in
-pinned host memory; those of the block that runs and of the next one that streams are on the device.
+forward and backward), or sends them to pinned host memory and fetches them again (**offload**: nothing rests). The
+saved bytes of every block are on the device while the block itself runs, forward and backward. Weights that **stream**
+are in pinned host memory; those of the block that runs and of the next one that streams are on the device.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def pinned_bytes(sizes: Sequence[int]) -> int:
     Args:
         sizes: bytes of each buffer.
 
-    Source: `CachingHostAllocatorImpl::allocate` in torch's `ATen/core/CachingHostAllocator.h`, which asks the system for
-    `c10::llvm::PowerOf2Ceil(size)` bytes.
+    Source: `CachingHostAllocatorImpl::allocate` in torch's `ATen/core/CachingHostAllocator.h` takes the power of two
+    above, up to `pinned_max_round_threshold_mb` of `PYTORCH_ALLOC_CONF`, which is unlimited by default.
     """
     return sum(1 << (int(size) - 1).bit_length() for size in sizes if size > 0)
 
@@ -168,9 +168,7 @@ def running(costs: SavingCosts, saving: Sequence[str], start: int = 0) -> Bytes:
     """
     here = slice(start, start + len(saving))
     again = np.where(np.array(saving) == RECOMPUTE, costs.kept[here], 0)
-    runs: Bytes = np.maximum(
-        costs.forward_transient[here] + again, costs.saved[here] + costs.backward_transient[here]
-    )
+    runs: Bytes = np.maximum(costs.forward_transient[here] + again, costs.saved[here] + costs.backward_transient[here])
     return runs
 
 
