@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
         assignment: device index per block, in call order.
-        blocks: the profile's row of every block, in call order.
+        blocks: the profile's row of every block, in call order, for one micro-batch.
         devices: the devices planned for.
         budgets: bytes that each device may hold: capacity less reserve.
         peaks: most bytes at once on each device.

@@ -39,8 +39,18 @@ def name_range(first: str, last: str) -> str:
     return f"{first} … {child if first.rpartition('.')[0] == parent else last}"
 
 
+def device_title(index: int, name: str) -> str:
+    """A device as it is called where nothing around it says that it is one.
+
+    Example:
+        >>> device_title(1, "A100-80GB"), device_title(1, "device 1")
+        ('1 A100-80GB', 'device 1')
+    """
+    return name if name == f"device {index}" else f"{index} {name}"
+
+
 def device_label(index: int, name: str) -> str:
-    """A device as pictures and tables show it: its position, and its name where that says more.
+    """A device in a column of devices: its position, and its name where that says more.
 
     Example:
         >>> device_label(1, "A100-80GB"), device_label(1, "device 1")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.block_cost import BlockCost
-from autobalance.report.words import samples_of_micro_batch, stages_of
+from autobalance.report.words import stages_of
 
 PARTS = ("weights", "gradients", "optimizer", "saved", "rest")
 """What a device's peak is made of, in the order in which pictures stack it."""
@@ -66,7 +65,7 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
         >>> shares_of(plan)[0].saved
 
     Args:
-        plan: the plan; with its profile at hand, saved bytes are those of its micro-batches, else the batch's divided.
+        plan: the plan.
     """
     kept = kept_bytes(plan)
     stages = stages_of(plan)
@@ -99,18 +98,10 @@ def kept_bytes(plan: Plan) -> list[int]:
         >>> kept_bytes(plan)
     """
     saving = plan.saving or ("keep",) * len(plan.blocks)
-    rows, parts = _rows_of_micro_batch(plan)
-    kept: dict[str, Callable[[BlockCost], int]] = {
-        "keep": lambda row: row.saved,
-        "recompute": lambda row: row.inputs if row.saved else 0,
-        "offload": lambda row: 0,
-    }
-    return [-(-kept[what](row) // parts) for what, row in zip(saving, rows, strict=True)]
+    return [_kept(row, what) for row, what in zip(plan.blocks, saving, strict=True)]
 
 
-def _rows_of_micro_batch(plan: Plan) -> tuple[Sequence[BlockCost], int]:
-    """Rows, and by how much their saved bytes are to be divided."""
-    samples = samples_of_micro_batch(plan)
-    if plan.profile is not None and samples and plan.micro_batches > 1:
-        return plan.profile.scaled(samples).blocks, 1
-    return plan.blocks, plan.micro_batches
+def _kept(row: BlockCost, what: str) -> int:
+    if what == "recompute":
+        return min(row.inputs, row.saved)
+    return row.saved if what == "keep" else 0

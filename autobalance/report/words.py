@@ -6,8 +6,9 @@ from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.stage import Stage
 from autobalance.units import format_size
 
-# Figures closer than this look the same in print.
-_SAME = 5e-4
+_TOLD = 3  # devices that are over their budget, the worst first
+SAME = 5e-4
+"""Figures of objectives that differ by a smaller share look the same in print."""
 
 
 def format_time(seconds: float) -> str:
@@ -109,7 +110,7 @@ def waterfall_line(plan: Plan) -> str:
         'step time: area 1.20 s → indivisible block 1.31 s → transfers 1.35 s → memory 1.40 s = optimal'
     """
     bounds = " → ".join(f"{name} {format_value(plan, bound)}" for name, bound in plan.bounds.items())
-    reached = plan.gap <= _SAME
+    reached = plan.gap <= SAME
     if plan.optimal and reached:
         return f"{plan.objective}: {bounds} = optimal"
     return f"{plan.objective}: {bounds}; this plan {format_value(plan, plan.value)}, {proof(plan)}"
@@ -123,7 +124,7 @@ def proof(plan: Plan) -> str:
         'optimal'
     """
     if plan.optimal:
-        return "optimal" if plan.gap <= _SAME else f"within {plan.gap:.1%} of the least, for more room in memory"
+        return "optimal" if plan.gap <= SAME else f"within {plan.gap:.1%} of the least, for more room in memory"
     return f"at most {plan.gap:.1%} above the least possible" if plan.bounds else "without a bound"
 
 
@@ -137,9 +138,12 @@ def fit_line(plan: Plan) -> str:
     if plan.fits:
         tightest = max(range(len(plan.devices)), key=plan.uses.__getitem__)
         return f"fits: largest use {plan.uses[tightest]:.1%} on device {tightest}"
-    over = [
-        f"device {index} by {format_size(peak - budget)}"
+    above = {
+        index: peak - budget
         for index, (peak, budget) in enumerate(zip(plan.peaks, plan.budgets, strict=True))
         if peak > budget
-    ]
-    return f"does not fit: over the budget are {', '.join(over)}"
+    }
+    worst = sorted(above, key=lambda index: -above[index])[:_TOLD]
+    told = ", ".join(f"device {index} by {format_size(above[index])}" for index in worst)
+    more = f" and {len(above) - len(worst)} more" if len(above) > len(worst) else ""
+    return f"does not fit: over the budget are {told}{more}"

@@ -28,7 +28,7 @@ def test_a_plan_has_one_line_for_each_device(pipelined: Plan) -> None:
     heading = "device blocks weights grads optim saved peak budget use fwd ms bwd ms recv ms stage ms"
     assert _words(text, "device") == heading
     assert _words(text, "0 ") == "0 embed, layers[0] 2.00 2.00 4.00 2 x 2.00 12.50 16.00 78.1% 100 200 0 300"
-    second = "1 layers<1>, head; batch, loss 2.00 2.00 4.00 1 x 2.00 10.25 16.00 64.1% 100 200 50.0 350"
+    second = "1 layers<1>, head; batch, loss 2.00 2.00 4.00 1 x 2.00 10.50 16.00 65.6% 100 200 50.0 350"
     assert _words(text, "1 ") == second
     assert "memory 1.00 s = optimal" in text
     assert "head alone takes 30% of the step" in text
@@ -50,7 +50,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(pipelined: Plan
     text = render(plan_table(replace(pipelined, blocks=blocks, devices=devices, saving=saving)), width=width)
     assert max(map(len, text.splitlines())) <= width
     table = text.partition("fits:")[0]
-    assert all(table.count(figure) == 1 for figure in (" 12.50 ", " 10.25 ", " 78.1% ", " 64.1% "))
+    assert all(table.count(figure) == 1 for figure in (" 12.50 ", " 10.50 ", " 78.1% ", " 65.6% "))
 
 
 def test_a_device_that_is_visited_twice_tells_the_micro_batches_of_each_visit(pipelined: Plan) -> None:

@@ -1,0 +1,122 @@
+"""When each device works on which micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autobalance.partitioning.plan import Plan
+from autobalance.report.markup import Markup, element, joined, percent
+from autobalance.report.names import device_title
+from autobalance.report.rows import axis, bar, legend, picture, row, stretched, strip
+from autobalance.report.words import format_time
+from autobalance.schedules.clock import Slot, run_clock
+from autobalance.schedules.launches import launch_order
+
+_HEIGHT = 30
+# Above so many slots a browser gets slow, and no slot could be pointed at: each device is drawn as one shape then.
+_MOST = 3000
+# A micro-batch's number needs this share of the width.
+_ROOM = 0.022
+
+
+def slots_of(plan: Plan) -> tuple[Slot, ...]:
+    """When what runs in one step; none where the plan has no times.
+
+    Example:
+        >>> max(slot.stop for slot in slots_of(plan))
+    """
+    stages = plan.stages
+    if not any(stage.time for stage in stages):
+        return ()
+    devices = [stage.device for stage in stages]
+    training = any(stage.backward_time for stage in stages)
+    order = launch_order(plan.schedule, len(stages), plan.micro_batches, devices=devices, training=training)
+    return run_clock(
+        order,
+        devices,
+        [stage.forward_time for stage in stages],
+        [stage.backward_time for stage in stages],
+        [stage.receive_time for stage in stages],
+    )
+
+
+def gantt(plan: Plan) -> Markup:
+    """One strip of time for each device.
+
+    Example:
+        >>> gantt(plan)
+    """
+    slots = slots_of(plan)
+    if not slots:
+        return element("p", "The plan has no times, so that there is no timeline to show.", class_="note")
+    end = max(slot.stop for slot in slots)
+    rows = [_row(plan, index, slots, end) for index in _used(plan)]
+    scale, unit = next(((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if end >= scale), (1e-6, "µs"))
+    rows.append(axis(end / scale, lambda tick: f"{tick:,g}", unit))
+    told = legend((("forward", "forward"), ("backward", "backward"), ("receive", "waits for its input to arrive")))
+    return joined(picture(*rows), told, _what_it_shows(plan, slots, end))
+
+
+def _used(plan: Plan) -> list[int]:
+    working = {stage.device for stage in plan.stages}
+    return [index for index in range(len(plan.devices)) if index in working]
+
+
+def _row(plan: Plan, index: int, every: Sequence[Slot], end: float) -> Markup:
+    slots, in_all = [slot for slot in every if slot.device == index], len(every)
+    busy = sum(slot.stop - slot.start for slot in slots) / end
+    about = f"device {index} works {busy:.0%} of the time"
+    if in_all > _MOST:
+        shapes: list[Markup] = [_one_shape(slots, end, backward) for backward in (False, True)]
+    else:
+        shapes = [shape for slot in slots for shape in _shapes(plan, slot, end)]
+    class_ = "time dense" if in_all > _MOST / 5 else "time"
+    return row(device_title(index, plan.devices[index].name), strip(shapes, _HEIGHT, about, class_), f"busy {busy:.0%}")
+
+
+def _shapes(plan: Plan, slot: Slot, end: float) -> list[Markup]:
+    stage = plan.stages[slot.stage]
+    what = "backward" if slot.backward else "forward"
+    received = stage.receive_time / (2 if stage.backward_time else 1)
+    visit = f", stage {slot.stage}" if len(plan.stages) > len({each.device for each in plan.stages}) else ""
+    took = format_time(slot.stop - slot.start)
+    title = f"{what} of micro-batch {slot.micro_batch}{visit}: {format_time(slot.start)} to {format_time(slot.stop)}"
+    title += f", {took}" + (f", of which {format_time(received)} of transfers" if received else "")
+    begun = min(slot.start + received, slot.stop)
+    shapes = [bar(begun / end, slot.stop / end, _HEIGHT - 6, what, title, top=3)]
+    if received:
+        shapes.append(bar(slot.start / end, begun / end, _HEIGHT - 6, "receive", title, top=3))
+    if _is_wide(slot, end):
+        middle = percent((begun + slot.stop) / 2 / end)
+        shapes.append(element("text", str(slot.micro_batch), x=middle, y=_HEIGHT / 2 + 4, text_anchor="middle"))
+    return shapes
+
+
+def _is_wide(slot: Slot, end: float) -> bool:
+    """Whether there is room for the micro-batch's number."""
+    return (slot.stop - slot.start) / end >= _ROOM * (1 if slot.micro_batch < 10 else 1.5)
+
+
+def _one_shape(slots: Sequence[Slot], end: float, backward: bool) -> Markup:
+    boxes = (
+        f"M{slot.start / end * 1000:.2f} 0H{slot.stop / end * 1000:.2f}V1H{slot.start / end * 1000:.2f}z"
+        for slot in slots
+        if slot.backward == backward
+    )
+    path = element("path", d="".join(boxes), class_="backward" if backward else "forward")
+    return stretched(path, "0 0 1000 1", _HEIGHT - 6, y=3)
+
+
+def _what_it_shows(plan: Plan, slots: Sequence[Slot], end: float) -> Markup:
+    idle = [str(index) for index in range(len(plan.devices)) if index not in {slot.device for slot in slots}]
+    numbered = any(_is_wide(slot, end) for slot in slots) and len(slots) <= _MOST
+    words = "Numbers are micro-batches. " if numbered else ""
+    words += f"Forwards and backwards of one step take {format_time(end)} here"
+    if plan.step_time and abs(end / plan.step_time - 1) > 5e-4:
+        words += f", and {format_time(plan.step_time)} by the formula that plans are compared with"
+    words += "; the step of the optimizer comes after them."
+    if len(slots) > _MOST:
+        words += f" {len(slots):,} stretches are too many to point at each."
+    if idle:
+        words += f" Without blocks: device{'s' * (len(idle) > 1)} {', '.join(idle)}."
+    return element("p", words, class_="note")
