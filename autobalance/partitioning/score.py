@@ -9,10 +9,14 @@ from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
 from autobalance.partitioning.budgets import budgets_of
 from autobalance.partitioning.plan import relative_use
-from autobalance.partitioning.replay import replay
-from autobalance.partitioning.times import naive_step_time
+from autobalance.partitioning.replay import replay, replay_allocator
+from autobalance.partitioning.stage import Stage
+from autobalance.partitioning.times import launch_seconds, optimizer_seconds, runs_of, stages_of, step_seconds
+from autobalance.partitioning.transfers import crossings_of
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.required import require_profile
+from autobalance.schedules.launches import in_flight, launch_order
+from autobalance.timelines.micro_batches import interleaved
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,14 @@ class Score:
         root: device index of batch, loss and metrics.
         peaks: most bytes at once on each device.
         budgets: bytes that each device may hold.
-        step_time: predicted seconds of one step.
+        step_time: predicted seconds of the forwards and backwards of one step.
         notes: what a reader should know.
+        stages: consecutive blocks on one device, with their times and what they receive for each micro-batch.
+        transferred: bytes that go from device to device in one step, gradients included.
+        optimizer_times: seconds of the optimizer's step on each device.
+        reserved: bytes that the caching allocator of each device takes for these peaks; empty for devices without one.
+        micro_batches: parts that the batch is split into.
+        schedule: order in which they run.
     """
 
     assignment: tuple[int, ...]
@@ -37,6 +47,12 @@ class Score:
     budgets: tuple[int, ...]
     step_time: float
     notes: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    transferred: int = 0
+    optimizer_times: tuple[float, ...] = ()
+    reserved: tuple[int, ...] = ()
+    micro_batches: int = 1
+    schedule: str = "naive"
 
     @property
     def fits(self) -> bool:
@@ -57,8 +73,10 @@ def score(
     max_memory: Mapping[int | str, int | str] | None = None,
     reserve: str | float = "auto",
     root: int | None = None,
+    micro_batches: int = 1,
+    schedule: str = "naive",
 ) -> Score:
-    """Judge an assignment: peak per device, whether it fits, time of a step.
+    """Judge an assignment: peak per device, whether it fits, time of a step, bytes that move.
 
     Example:
         >>> autobalance.score(profile, {"embed": 0, "layers": 1, "head": 1}, "2x80GiB").peaks
@@ -72,10 +90,13 @@ def score(
         max_memory: as for `plan`.
         reserve: as for `plan`.
         root: position of the device of batch and loss; None: that of the last block.
+        micro_batches: parts that the batch is split into; their last may be smaller.
+        schedule: `"naive"` (for the whole batch at once), `"gpipe"`, `"1f1b"` or `"looped"`.
 
     Raises:
         TypeError: a map or a profile of another type.
-        ValueError: a block without a device, on `"cpu"` or `"disk"`, or split over devices.
+        ValueError: a block without a device, on `"cpu"` or `"disk"`, or split over devices; more micro-batches than
+            samples, or of a profile that cannot be scaled.
     """
     require_profile(profile, "score")
     given: object = device_map
@@ -103,14 +124,51 @@ def score(
             names = ", ".join(profile.names[block] for block in group)
             notes.append(f"{names} must share a device; what they share is counted once, with its owner")
     home = assignment[-1] if root is None else _position("root", root, len(targets))
+    part = _micro_batch(profile, micro_batches, schedule)
+    runs = runs_of(assignment)
+    order = launch_order(
+        schedule, len(runs), micro_batches, devices=[device for _, _, device in runs], training=profile.training
+    )
+    timeline = part.timeline
+    if micro_batches > 1:
+        timeline = interleaved(timeline, len(part.blocks), [(start, stop) for start, stop, _ in runs], order)
+    stages = stages_of(part, assignment, home, targets, crossings_of(part), in_flight(order, len(runs)))
+    # What is made by hand stands for no allocator.
+    has_allocator = profile.granule > 1 and profile.target not in ("by hand", "")
     return Score(
         assignment,
         home,
-        tuple(replay(profile.timeline, assignment, home, len(targets))),
+        tuple(replay(timeline, assignment, home, len(targets))),
         budgets_of(targets, max_memory, reserve),
-        naive_step_time(profile, assignment, home, targets),
+        step_seconds(stages, micro_batches, launch_seconds(part, targets)),
         tuple(notes),
+        stages,
+        micro_batches * sum(stage.received for stage in stages),
+        optimizer_seconds(profile, assignment, targets),
+        tuple(device.reserved for device in replay_allocator(timeline, assignment, home, len(targets)))
+        if has_allocator
+        else (),
+        micro_batches,
+        schedule,
     )
+
+
+def _micro_batch(profile: Profile, micro_batches: int, schedule: str) -> Profile:
+    """The profile of the largest micro-batch."""
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+        raise ValueError(f"micro_batches={micro_batches!r}; a batch is split into 1 part or more")
+    if micro_batches == 1:
+        return profile
+    if schedule == "naive":
+        raise ValueError(
+            f"schedule='naive' runs the whole batch at once, not in {micro_batches} parts; choose 'gpipe' or '1f1b'"
+        )
+    if 0 < profile.batch_size < micro_batches:
+        raise ValueError(
+            f"{profile.batch_size} samples cannot be split into {micro_batches} micro-batches; choose up to "
+            f"{profile.batch_size}"
+        )
+    return profile.scaled(max(1, -(-profile.batch_size // micro_batches)))
 
 
 def _position(name: str, place: object, devices: int) -> int:

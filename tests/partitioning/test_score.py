@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from autobalance.devices.device import Device
 from autobalance.partitioning.score import score
 from autobalance.partitioning.search import plan
 from autobalance.profiling.profile import Profile
@@ -85,6 +87,52 @@ def test_names_that_do_not_count_and_groups_pulled_apart_are_noted() -> None:
         "names that are no block and not loose do not count: dropout",
         "embed, head+norm must share a device; what they share is counted once, with its owner",
     )
+
+
+def test_stages_times_and_bytes_that_move_are_told() -> None:
+    profile = Profile.from_costs([1] * 3, forward_time=[1, 2, 3], backward_time=[2, 4, 6], transfer=[10, 20, 40])
+    devices = [Device("a", 9, link=10.0), Device("b", 9, link=5.0)]
+    found = score(profile, [0, 1, 1], devices)
+    assert [(stage.start, stage.stop, stage.device, stage.received) for stage in found.stages] == [
+        (0, 1, 0, 0),
+        (1, 3, 1, 20),
+    ]
+    assert (found.transferred, found.step_time) == (20, 18 + 20 / 5)
+    assert found.reserved == ()  # what is made by hand has no allocator
+
+
+def test_micro_batches_run_at_once_and_hold_what_is_in_flight() -> None:
+    profile = Profile.from_costs(
+        [1, 1], saved=[8, 8], forward_time=[4, 8], backward_time=[4, 8], transfer=[16], batch_size=8
+    )
+    devices = [Device("a", 99, link=8.0), Device("b", 99, link=8.0)]
+    found = score(profile, [0, 1], devices, micro_batches=4, schedule="1f1b")
+    # Of 2 samples: stages of 2 and 4 seconds; 4 bytes there and back over 8 bytes per second; 2 bytes saved each.
+    assert found.step_time == 2 + (4 + 1) + 3 * (4 + 1)
+    assert [stage.in_flight for stage in found.stages] == [2, 1]
+    assert found.peaks == (1 + 2 * 2, 1 + 2)
+    assert found.transferred == 2 * 16
+    assert score(profile, [0, 1], devices, micro_batches=4, schedule="gpipe").peaks == (9, 9)
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "schedule", "text"),
+    [
+        (0, "gpipe", "micro_batches=0; a batch is split into 1 part or more"),
+        (2, "naive", "schedule='naive' runs the whole batch at once, not in 2 parts"),
+        (9, "gpipe", "8 samples cannot be split into 9 micro-batches; choose up to 8"),
+    ],
+)
+def test_micro_batches_that_cannot_be_are_refused(micro_batches: int, schedule: str, text: str) -> None:
+    profile = Profile.from_costs([1, 1], batch_size=8)
+    with pytest.raises(ValueError, match=text):
+        score(profile, [0, 1], [9, 9], micro_batches=micro_batches, schedule=schedule)
+
+
+def test_the_allocator_of_a_device_takes_whole_segments() -> None:
+    profile = replace(Profile.from_costs([4 * 2**20, 3 * 2**20]), target="A100-80GB")
+    # Beyond 1 MiB the caching allocator takes segments of 20 MiB.
+    assert score(profile, [0, 1], "2x1GiB").reserved == (20 * 2**20, 20 * 2**20)
 
 
 @pytest.mark.parametrize("seed", range(20))
