@@ -1,18 +1,20 @@
-"""Several splits of one model side by side, and beside them what could be done instead of splitting."""
+"""Several splits of one model side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 
 from autobalance.partitioning.plan import relative_use
+from autobalance.report.columns import common_unit
+from autobalance.report.folding import Sentences
 from autobalance.report.grid import add_line, grid
+from autobalance.report.words import format_time
 from autobalance.units import format_size
-
-# With more devices, peaks share a column in which they wrap.
-_MOST_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,50 @@ class Contender:
         return max(uses, default=0.0)
 
 
-def comparison_table(contenders: Sequence[Contender]) -> Table:
-    """One line for each way: peaks, largest use, whether it fits, time of a step, bytes moved.
+@dataclass(frozen=True)
+class ComparisonTable:
+    """One line for each way, below one with the budgets.
+
+    Where a column for each device would be too wide for the terminal, all peaks of a way share one, in which they go on
+    in the next line between two figures.
+
+    Attributes:
+        contenders: all on the same devices.
+    """
+
+    contenders: tuple[Contender, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._table(together=False)
+        if Measurement.get(console, options.update(width=10_000), table).minimum > options.max_width:
+            table = self._table(together=True)
+        yield Sentences((f"peaks and budgets in {common_unit(self._sizes)[0]}, bytes moved between devices per step",))
+        yield table
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [size for each in self.contenders for size in (*each.peaks, *each.budgets)]
+
+    def _table(self, *, together: bool) -> Table:
+        _, size = common_unit(self._sizes)
+        count = max((len(each.peaks) for each in self.contenders), default=0)
+        devices = [f"peak {device}" for device in range(count)]
+        figures = ["use", "fits", "step", "moved"]
+        if together:
+            table = grid(left=["split", f"peaks of {count} devices"], right=figures)
+        else:
+            table = grid(left=["split"], right=[*devices, *figures])
+        budgets = next((each.budgets for each in self.contenders if each.budgets), ())
+        lines = [("(budget)", budgets, ("", "", "", ""))]
+        lines += [(_name(each), each.peaks, _judgement(each)) for each in self.contenders]
+        for name, sizes, figure in lines:
+            cells = [size(nbytes) for nbytes in sizes] or [""] * count
+            add_line(table, name, *([" ".join(cells)] if together else cells), *figure)
+        return table
+
+
+def comparison_table(contenders: Sequence[Contender]) -> ComparisonTable:
+    """One line for each way: peaks, the largest peak / budget, whether it fits, time of a step, bytes moved.
 
     Example:
         >>> rich.print(comparison_table([Contender("by hand", (2**30,), (2**31,))]))
@@ -51,29 +95,16 @@ def comparison_table(contenders: Sequence[Contender]) -> Table:
     Args:
         contenders: all on the same devices.
     """
-    count = max((len(contender.peaks) for contender in contenders), default=0)
-    wide = count > _MOST_COLUMNS
-    peaks = ["peak per device"] if wide else [f"peak on {device}" for device in range(count)]
-    figures = ["largest use", "fits", "step", "moved"]
-    table = grid(left=["split", *peaks], right=figures) if wide else grid(left=["split"], right=[*peaks, *figures])
-    for contender in contenders:
-        sizes = [format_size(peak) for peak in contender.peaks]
-        if not sizes:
-            add_line(table, contender.name, *[""] * len(peaks), "", "no", "", "")
-            continue
-        add_line(
-            table,
-            contender.name,
-            *([", ".join(sizes)] if wide else sizes),
-            f"{contender.largest_use:.1%}",
-            "yes" if contender.largest_use <= 1 else "no",
-            _time(contender),
-            format_size(contender.moved),
-        )
-    return table
+    return ComparisonTable(tuple(contenders))
 
 
-def _time(contender: Contender) -> str:
-    if not contender.step_time:
-        return ""
-    return " ".join(part for part in (f"{contender.step_time * 1e3:.3g} ms", contender.how) if part)
+def _name(contender: Contender) -> str:
+    return " ".join(filter(None, (contender.name, contender.how)))
+
+
+def _judgement(contender: Contender) -> tuple[str, str, str, str]:
+    if not contender.peaks:
+        return "", "no", "", ""
+    step = format_time(contender.step_time) if contender.step_time else ""
+    fits = "yes" if contender.largest_use <= 1 else "no"
+    return f"{contender.largest_use:.1%}", fits, step, format_size(contender.moved)
