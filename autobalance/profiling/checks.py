@@ -71,6 +71,8 @@ def check_timeline(timeline: Timeline) -> None:
     for storage in timeline.scratch:
         if not 0 <= storage < count:
             raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
+    if any(not 0 <= index < count or not -1 <= then < count for index, then in timeline.gradients):
+        raise ValueError(f"gradients names storages that there are not; there are {count}")
     wholes = timeline.wholes
     if len(wholes) not in (0, count) or any(not -1 <= whole < part for part, whole in enumerate(wholes)):
         raise ValueError("wholes names for every storage an earlier one, or -1, or is empty")

@@ -45,6 +45,8 @@ class Timeline:
             no part is copied. On the device of the whole nothing is copied: the part keeps the whole alive.
         emptied: indices into `events` before which all devices give cached memory back (`torch.cuda.empty_cache`).
         fans: tensors that went to several blocks, and how their gradients met.
+        gradients: for gradients of parameters the storage, and that which is born next once autograd has added the
+            gradient to what was there before; -1: none is.
     """
 
     sizes: tuple[int, ...] = field(metadata=PACKED)
@@ -58,6 +60,7 @@ class Timeline:
     wholes: tuple[int, ...] = field(default=(), metadata=PACKED)
     emptied: tuple[int, ...] = ()
     fans: tuple[Fan, ...] = ()
+    gradients: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_timeline(self)

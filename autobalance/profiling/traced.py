@@ -106,10 +106,12 @@ def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] 
 
 
 def watch_gradients(twin: nn.Module, traced: Traced) -> None:
-    """Note which trainable parameters are given no gradient."""
+    """Note which trainable parameters are given no gradient, and when others are given theirs."""
 
     def given(name: str, parameter: Tensor) -> None:
         traced.untrained.pop(name, None)
+        if parameter.grad is not None:
+            traced.tracer.added(parameter.grad.untyped_storage())
 
     for name, parameter in twin.named_parameters():
         if parameter.requires_grad:

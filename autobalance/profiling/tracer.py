@@ -42,6 +42,7 @@ class Tracer:
         copies: storages that were made by copying a tensor to another place.
         wholes: by copy of a part of a storage, and by copy of such a copy: what it was copied from.
         fans: tensors that went to several blocks, and how their gradients met.
+        gradients: for each storage that is a parameter's gradient how many storages there were when it was added.
         marks: named moments, as (name, number of events before).
         emptied: numbers of events before the moments at which cached memory is given back.
     """
@@ -60,6 +61,7 @@ class Tracer:
         self.copies: set[int] = set()
         self.wholes: dict[int, int] = {}
         self.fans = GrowingFans()
+        self.gradients: dict[int, int] = {}
         self._live: dict[int, int] = {}
         self._next_value = 0
         self._workspaces: dict[str, int] = {}
@@ -199,6 +201,12 @@ class Tracer:
         if index is not None:
             self.kinds[index] = kind
 
+    def added(self, gradient: torch.UntypedStorage) -> None:
+        """Record that autograd has added to a parameter's gradient, or made it the gradient."""
+        index = self.find(gradient)
+        if index is not None:
+            self.gradients.setdefault(index, len(self.sizes))
+
     def copied(
         self,
         copy: torch.UntypedStorage,
@@ -249,4 +257,5 @@ class Tracer:
             scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in NO_TENSORS),
             emptied=tuple(self.emptied),
             fans=self.fans.finished(),
+            gradients=tuple((index, then if then < len(self.sizes) else -1) for index, then in self.gradients.items()),
         )

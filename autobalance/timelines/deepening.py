@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autobalance.profiling.timeline import Timeline
 from autobalance.timelines.windows import Turns, Window
@@ -65,6 +65,7 @@ class Deepening:
             scratch=tuple(at for at, storage in enumerate(order) if self._sources[storage] in scratch),
             wholes=tuple(number.get(wholes[storage], -1) for storage in order) if old.wholes else (),
             fans=tuple(fan.renumbered(number, positions) for fan in old.fans),
+            gradients=self._gradients(events, number),
             **columns,
         )
 
@@ -144,6 +145,18 @@ class Deepening:
             if not window.rises and is_own and -window.length <= born < 0:
                 return self._twin(number, born + window.length, 1, storage)
         return storage
+
+    def _gradients(self, events: Sequence[int], number: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+        """When gradients are added now: as many events after their births as before."""
+        births = self._turns.births
+        distances = {one: births[then] - births[one] if then >= 0 else -1 for one, then in self._old.gradients}
+        found = []
+        for position, event in enumerate(events):
+            distance = distances.get(self._sources[event - 1]) if event > 0 else None
+            if distance is not None:
+                following = events[position + distance] if position + distance < len(events) else 0
+                found.append((number[event - 1], number[following - 1] if distance > 0 and following > 0 else -1))
+        return tuple(found)
 
     def _values(self) -> list[int]:
         """Who holds one tensor with whom now."""

@@ -120,6 +120,7 @@ class _Interleaving:
             marks=tuple((name, self._moved(position)) for name, position in old.marks),
             emptied=tuple(self._moved(position) for position in old.emptied),
             fans=tuple(self._fans()),
+            gradients=(),
         )
 
     def _scenes(self) -> None:

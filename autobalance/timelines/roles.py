@@ -72,6 +72,7 @@ def additions(timeline: Timeline, passes: Sequence[Pass]) -> Whole:
     """
     storages, born = timeline.event_columns
     count = len(storages)
+    births = timeline.lives[0]
     ends: Whole = np.arange(count)
     scratch = _is_scratch(timeline)[storages]
     for start, stop in (
@@ -83,6 +84,12 @@ def additions(timeline: Timeline, passes: Sequence[Pass]) -> Whole:
             is_end[-1] = True
             found = np.flatnonzero(is_end)
             ends[start:stop] = start + found[np.searchsorted(found, np.arange(stop - start))]
+    for gradient, following in timeline.gradients:
+        birth = births[gradient]
+        each = next((each for each in passes if each.back <= birth < each.stop), None)
+        if each is not None:
+            at = births[following] if following >= 0 else each.stop
+            ends[birth] = (at if birth < at < each.stop else each.stop) - 1
     return ends
 
 
