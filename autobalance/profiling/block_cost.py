@@ -88,7 +88,18 @@ def _work_between(parts: tuple[Work, ...], others: tuple[Work, ...], way: float)
 
     if [part.arithmetic for part in parts] == [other.arithmetic for other in others]:
         return tuple(weigh(part, other, way) for part, other in zip(parts, others, strict=True))
-    # Intensities fell into other classes there: all parts grow as their sum does.
-    here, there = sum(part.flops for part in parts), sum(part.flops for part in others)
-    growth = 1 + way * (there - here) / here if here else 1.0
-    return tuple(weigh(part, Work(part.arithmetic), 1 - growth) for part in parts)
+    # Intensities fell into other classes there: parts of one arithmetic grow as their sums do.
+    return tuple(
+        Work(
+            part.arithmetic,
+            flops=round(part.flops * _growth(parts, others, part.arithmetic, "flops", way)),
+            traffic=round(part.traffic * _growth(parts, others, part.arithmetic, "traffic", way)),
+            launches=round(part.launches * _growth(parts, others, part.arithmetic, "launches", way)),
+        )
+        for part in parts
+    )
+
+
+def _growth(parts: tuple[Work, ...], others: tuple[Work, ...], arithmetic: str, what: str, way: float) -> float:
+    here, there = (sum(getattr(part, what) for part in row if part.arithmetic == arithmetic) for row in (parts, others))
+    return max(0.0, 1 + way * (there - here) / here) if here else 1.0
