@@ -181,7 +181,11 @@ def _replicated(parts: _Parts, count: int, budget: int) -> Alternative:
         max(seconds, count * part.launch),
         _whole_optimizer(part),
         count,
-        ("gradients are summed while the backward runs, in place (gradient_as_bucket_view=True)", *_assumed(part)),
+        (
+            *["gradients are summed while the backward runs, in place (gradient_as_bucket_view=True)"]
+            * part.profile.training,
+            *_assumed(part),
+        ),
     )
 
 
@@ -228,8 +232,9 @@ def _sharded_with_offload(parts: _Parts, count: int, budget: int) -> Alternative
         touched / HOST_BANDWIDTH,
         count,
         (
-            "weights come from the host while the block before runs, and the optimizer runs on the CPU at "
-            f"{HOST_BANDWIDTH / 1e9:.0f} GB/s of host memory",
+            "the weights of a block come from the host while the one before it runs",
+            *[f"the optimizer runs on the CPU at {HOST_BANDWIDTH / 1e9:.0f} GB/s of the host's memory"]
+            * part.profile.training,
             *_assumed(part),
         ),
     )

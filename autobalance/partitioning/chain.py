@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import pairwise
 
 from autobalance.partitioning.stage_peaks import EVERYWHERE, NOWHERE
 from autobalance.profiling.profile import Profile
@@ -55,14 +54,20 @@ class Chain:
             place.update(dict.fromkeys(item.owners, EVERYWHERE if index in here else NOWHERE))
         return [place[owner] for owner in owners]
 
-    def assignment(self, cuts: Sequence[int], item_devices: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """Device of every block and of the root, for cuts of the chain and devices of the items.
+    def assignment(
+        self, stages: Sequence[tuple[int, int, int]], item_devices: Sequence[int]
+    ) -> tuple[tuple[int, ...], int]:
+        """Device of every block and of the root, for stages of the chain and devices of the items.
 
         Example:
-            >>> assignment, root = chain.assignment((0, 2, 4), ())
+            >>> assignment, root = chain.assignment([(0, 0, 2), (1, 2, 4)], ())
+
+        Args:
+            stages: (device, first unit, one past the last unit).
+            item_devices: device of each item.
         """
         device_of: dict[int, int] = {}
-        for device, (start, stop) in enumerate(pairwise(cuts)):
+        for device, start, stop in stages:
             for members in self.units[start:stop]:
                 device_of.update(dict.fromkeys(members, device))
         for item, device in zip(self.items, item_devices, strict=True):

@@ -8,10 +8,9 @@ import numpy as np
 
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
-from autobalance.partitioning.policies import balanced, sequential
+from autobalance.partitioning.judge import judge
+from autobalance.partitioning.policies import balanced
 from autobalance.partitioning.problem import Problem
-from autobalance.partitioning.replay import replay
-from autobalance.profiling.profile import Profile
 from autobalance.units import format_size
 
 # The count of devices that would do is searched over subsets of items; a model with more has other worries.
@@ -20,39 +19,49 @@ _MOST_ITEMS = 3
 _TRIES = 4
 
 
-def infeasible(
-    profile: Profile, problem: Problem, devices: Sequence[Device], *, is_proved: bool = True
-) -> InfeasiblePlanError:
+def infeasible(problem: Problem) -> InfeasiblePlanError:
     """The error that says what is missing where, for a problem without a solution.
 
     Example:
-        >>> raise infeasible(profile, problem, devices)
+        >>> raise infeasible(problem)
 
     Args:
-        profile: what does not fit.
         problem: which has no solution.
-        devices: on which it does not fit.
-        is_proved: whether every plan was ruled out.
     """
     best = problem.solve(balanced, hard=False)
     assert best is not None, "without budgets every chain can be cut"
-    peaks = replay(profile.timeline, best.assignment, best.root, len(devices))
-    need = tuple(peak + (extra if peak else 0) for peak, extra in zip(peaks, problem.excess, strict=True))
-    name, size = _largest(profile, problem)
+    judged = judge(
+        problem.profile,
+        best.assignment,
+        best.root,
+        problem.devices,
+        problem.crossings,
+        schedule=problem.schedule,
+        micro_batches=problem.micro_batches,
+    )
+    need = tuple(peak + (extra if peak else 0) for peak, extra in zip(judged.peaks, problem.excess, strict=True))
+    name, size = _largest(problem)
     found = (
-        "no plan fits the devices."
-        if is_proved
-        else "no plan was found that fits the devices; groups that must share a device are too many to try all places."
+        "no plan was found that fits the devices; groups that must share a device are too many to try all places."
         if not problem.is_exact
         else "no plan was found that fits the devices; where gradients of one tensor meet, only some plans were tried."
+        if problem.known
+        else "no plan fits the devices."
     )
     lines = [f"{found} The best plan that ignores their budgets is short of memory:"]
-    for index, (device, wanted, given) in enumerate(zip(devices, need, problem.budgets, strict=True)):
+    for index, (device, wanted, given) in enumerate(zip(problem.devices, need, problem.budgets, strict=True)):
         missing = f"{format_size(wanted - given)} missing" if wanted > given else "enough"
         lines.append(f"  {label(index, device)}: needs {format_size(wanted)}, may use {format_size(given)}, {missing}")
     lines.append(f"The largest block is {name!r}: {format_size(size)} by itself.")
+    advice = list(_advice(problem, need, name, size))
+    static, budget = sum(block.static for block in problem.profile.blocks), sum(problem.budgets)
+    if static > budget:
+        lines.append(
+            f"No batch is small enough: what stays (weights, gradients, optimizer state, buffers) takes "
+            f"{format_size(static)}, all budgets together are {format_size(budget)}."
+        )
     lines.append("What would help:")
-    lines += [f"  - {advice}" for advice in _advice(profile, problem, need, name, size)]
+    lines += [f"  - {line}" for line in advice]
     return InfeasiblePlanError("\n".join(lines), need=need, budget=problem.budgets, largest_block=name)
 
 
@@ -67,27 +76,21 @@ def label(index: int, device: Device) -> str:
     return position if device.name == position else f"{position} ({device.name})"
 
 
-def _largest(profile: Profile, problem: Problem) -> tuple[str, int]:
-    alone = problem.peaks(frozenset())
-    found = [(int(alone[unit, unit + 1]), members) for unit, members in enumerate(problem.chain.units)]
-    for index, item in enumerate(problem.chain.items):
-        found.append((int(problem.peaks(frozenset({index}))[0, 0]), item.owners))
+def _largest(problem: Problem) -> tuple[str, int]:
+    alone = problem.unit_peaks()
+    found = [(int(alone[unit]), members) for unit, members in enumerate(problem.chain.units)]
+    found += [(problem.item_peak(index), item.owners) for index, item in enumerate(problem.chain.items)]
     size, owners = max((peak, owners) for peak, owners in found if any(owner >= 0 for owner in owners))
-    return " with ".join(profile.names[owner] for owner in owners if owner >= 0), size
+    return " with ".join(problem.profile.names[owner] for owner in owners if owner >= 0), size
 
 
-def _advice(profile: Profile, problem: Problem, need: Sequence[int], name: str, size: int) -> Iterator[str]:
-    static = sum(block.static for block in profile.blocks)
-    saved = sum(block.saved for block in profile.blocks)
-    trained = sum(block.gradients + block.optimizer for block in profile.blocks)
+def _advice(problem: Problem, need: Sequence[int], name: str, size: int) -> Iterator[str]:
+    blocks = problem.profile.blocks
+    static, saved = sum(block.static for block in blocks), sum(block.saved for block in blocks)
+    trained = sum(block.gradients + block.optimizer for block in blocks)
     budget, most = sum(problem.budgets), max(problem.budgets)
     size += max(problem.excess)
-    if static > budget:
-        yield (
-            f"no batch is small enough: what stays (weights, gradients, optimizer state, buffers) takes "
-            f"{format_size(static)}, all budgets together are {format_size(budget)}"
-        )
-    elif saved:
+    if saved and static <= budget:
         share = saved / max(1, static + saved)
         yield (
             f"a smaller batch: {format_size(saved)} ({share:.0%}) are tensors saved for backward, which shrink with it"
@@ -121,8 +124,7 @@ def _advice(profile: Profile, problem: Problem, need: Sequence[int], name: str, 
 def _first_enough(problem: Problem, least: int, budget: int) -> int | None:
     """The first count of equal devices, from `least` on, on which the problem has a solution with its pins."""
     for count in range(least, least + _TRIES):
-        excess = (*problem.excess, *[max(problem.excess)] * (count - len(problem.excess)))
-        if problem.with_budgets((budget,) * count, excess).solve(sequential) is not None:
+        if problem.on_equal_devices(count, budget).solve(balanced) is not None:
             return count
     return None
 

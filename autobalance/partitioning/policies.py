@@ -1,103 +1,285 @@
-"""What a good plan is, policy by policy. Each is exact: it returns the best partition of a chain in its own sense."""
+"""What a good plan is, policy by policy. Each is exact: it returns the best way to cut a chain in its own sense."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from autobalance.partitioning.minmax import Cuts, Key, Uses, fairest, least_largest
+from autobalance.partitioning.step_time import PRECISION, Fastest
+from autobalance.partitioning.sweep import CostOf, Costs, Path, Sweep
+from autobalance.partitioning.tables import Tables
 
-Policy = Callable[[Sequence[Uses], Sequence[bool], float], "tuple[Key, Cuts] | None"]
-"""From the uses and what is held beside the chain to what is minimised (smaller is better) and the cuts.
-
-The last argument is the largest first entry of what is minimised that is still of interest: it spares work. None: there
-is no partition, or none of interest.
-"""
+NEARLY = 0.02
+"""Share of the least step time within which `auto` prefers the smaller use."""
 
 
-def balanced(uses: Sequence[Uses], held: Sequence[bool], most: float = np.inf) -> tuple[Key, Cuts] | None:
-    """The largest use as small as can be, then no device empty, then the next-largest use, and so on.
+@dataclass(frozen=True)
+class Cut:
+    """A way to cut the chain.
+
+    Attributes:
+        key: what was minimised, the more important first.
+        path: its stages.
+    """
+
+    key: tuple[float, ...]
+    path: Path
+
+
+Policy = Callable[[Tables, int], "Cut | None"]
+"""From the tables and the number of micro-batches to the best way; None where there is none."""
+
+
+def auto(tables: Tables, micro_batches: int) -> Cut | None:
+    """The least step time; of the ways within 2 % of it, the one with the smallest largest use.
 
     Example:
-        >>> key, cuts = balanced(uses, held=[False] * len(uses))
+        >>> auto(tables, micro_batches=8)
     """
-    return fairest(uses, held, most=most)
+    if not _bases_allowed(tables):
+        return None
+    best = Fastest(tables, micro_batches).search()
+    if best is None:
+        return None
+    seconds = max(best.seconds, tables.floor)
+    limit = seconds * (1 + NEARLY)
+    least = _least_use_of_short_stages(tables, micro_batches, limit)
+    use, path = _largest_use(tables, best.path), best.path
+
+    def lighter(most: float) -> Path | None:
+        found = Fastest(tables, micro_batches, most).search(enough=limit, limit=limit)
+        return None if found is None else found.path
+
+    if use > least and (found := lighter(least)) is not None:
+        use, path = _largest_use(tables, found), found
+    elif use > least:
+        values = _uses_between(tables, least, use)
+        low, high = 0, len(values)
+        while low < high:
+            middle = (low + high) // 2
+            found = lighter(float(values[middle]))
+            if found is None:
+                low = middle + 1
+            else:
+                use, path = _largest_use(tables, found), found
+                high = int(np.searchsorted(values, use))
+    return Cut((seconds, use), _evenest_in_time(tables, micro_batches, use, limit) or path)
 
 
-def balanced_low_0(uses: Sequence[Uses], held: Sequence[bool], most: float = np.inf) -> tuple[Key, Cuts] | None:
+def _evenest_in_time(tables: Tables, micro_batches: int, use: float, limit: float) -> Path | None:
+    """Of the ways with a largest use and within a step time the evenest, if that is one of them, else the fastest."""
+    ways = Fastest(tables, micro_batches, use)
+    even = _evenest(tables, use, ())
+    if even is not None and ways.seconds_of(even.path) <= limit:
+        return even.path
+    quickest = ways.search(limit=limit)
+    return None if quickest is None else quickest.path
+
+
+def fastest(tables: Tables, micro_batches: int) -> Cut | None:
+    """The least step time.
+
+    Example:
+        >>> fastest(tables, micro_batches=8)
+    """
+    found = Fastest(tables, micro_batches).search() if _bases_allowed(tables) else None
+    return None if found is None else Cut((max(found.seconds, tables.floor),), found.path)
+
+
+def balanced(tables: Tables, micro_batches: int = 1) -> Cut | None:
+    """The smallest largest use; of equal ones, the smallest sum of squares, which leaves no device empty for nothing.
+
+    Example:
+        >>> balanced(tables)
+    """
+    if not _bases_allowed(tables):
+        return None
+    largest = max(Sweep(tables.counts, tables.units, _uses(tables), "max").value, _largest_base(tables))
+    return _evenest(tables, largest, (largest,))
+
+
+def balanced_low_0(tables: Tables, micro_batches: int = 1) -> Cut | None:
     """Device 0 holds as little as the others allow; they are balanced.
 
     Example:
-        >>> key, cuts = balanced_low_0(uses, held=[False] * len(uses))
+        >>> balanced_low_0(tables)
     """
-    units = uses[0].shape[0] - 1
-    if len(uses) == 1:
-        use = float(uses[0][0, units])
-        return ((use,), (0, units)) if np.isfinite(use) else None
-    first = np.where(np.isfinite(least_largest(uses[1:])[0]), uses[0][0], np.inf)
-    least = float(first.min())
-    if not np.isfinite(least) or least > most:
+    if not _bases_allowed(tables):
         return None
-    found = []
-    for stop in np.flatnonzero(first == least).tolist():
-        rest = fairest(uses[1:], held[1:], start=stop)
-        if rest is not None:
-            found.append(((least, *rest[0]), (0, *rest[1])))
-    return min(found)
+    first = next(kind for kind, here in enumerate(tables.kinds) if 0 in here.devices)
+    least = _least_on(tables, first)
+    if least is None:
+        return None
+
+    def cost(kind: int, left: int) -> Costs:
+        uses = tables.use(kind, left)[None]
+        return uses if kind != first else np.where(uses <= least, 0.0, np.inf)
+
+    sweep = Sweep(tables.counts, tables.units, cost, "max")
+    others = [tables.base(kind) for kind in range(len(tables.kinds)) if kind != first]
+    largest = max([sweep.value, *others])
+    return _evenest(tables, largest, (least, largest), {first: least})
 
 
-def sequential(uses: Sequence[Uses], held: Sequence[bool], most: float = np.inf) -> tuple[Key, Cuts] | None:
-    """Devices are filled in order, and as few as possible are used.
+def sequential(tables: Tables, micro_batches: int = 1) -> Cut | None:
+    """Devices are filled in the given order, and as few as possible are used.
 
     Example:
-        >>> key, cuts = sequential(uses, held=[False] * len(uses))
+        >>> sequential(tables)
     """
-    units = uses[0].shape[0] - 1
-    fewest = np.full(units + 1, np.inf)
-    fewest[units] = 0.0
-    suffixes = [fewest]
-    for use, busy in zip(reversed(uses), reversed(held), strict=True):
-        cost = np.where(np.isfinite(use), 1.0, np.inf)
-        if not busy:
-            cost[np.diag_indices(units + 1)] -= 1.0
-        suffixes.append((cost + suffixes[-1]).min(axis=1))
-    suffixes.reverse()
-    if not np.isfinite(suffixes[0][0]) or suffixes[0][0] > most:
+    if not _bases_allowed(tables):
         return None
-    cuts = [0]
-    for device, (use, busy) in enumerate(zip(uses, held, strict=True)):
-        here = cuts[-1]
-        cost = np.where(np.isfinite(use[here]), 1.0, np.inf)
-        if not busy:
-            cost[here] -= 1.0
-        stops = np.flatnonzero(cost + suffixes[device + 1] == suffixes[device][here])
-        cuts.append(int(stops[-1]))
-    sizes = [float(stop - start) for start, stop in pairwise(cuts)]
-    return (float(suffixes[0][0]), *(-size for size in sizes)), tuple(cuts)
+    units = tables.units
+    kind_of = {device: kind for kind, here in enumerate(tables.kinds) for device in here.devices}
+    order = [kind_of[device] for device in sorted(kind_of)]
+    # rest[s][d, k]: whether the units from k on fit s stages on devices from d on.
+    rest = [np.zeros((len(order) + 1, units + 1), dtype=bool)]
+    rest[0][:, units] = True
+    for left in range(1, min(len(order), units) + 1):
+        now = np.zeros((len(order) + 1, units + 1), dtype=bool)
+        for device in reversed(range(len(order))):
+            now[device] = now[device + 1]
+            for unit in range(units):
+                now[device, unit] |= bool(_stops(tables, order, left, device, unit, rest[-1]).size)
+        rest.append(now)
+        if now[0, 0]:
+            return _filled(tables, order, left, rest)
+    return None
+
+
+def _filled(
+    tables: Tables, order: list[int], left: int, rest: list[np.ndarray[tuple[int, int], np.dtype[np.bool_]]]
+) -> Cut:
+    path, unit, device, stages = [], 0, 0, left
+    while left:
+        stops = _stops(tables, order, left, device, unit, rest[left - 1])
+        if stops.size:
+            path.append((order[device], unit, int(stops[-1])))
+            unit, left = int(stops[-1]), left - 1
+        device += 1
+    return Cut((float(stages), *(float(start - stop) for _, start, stop in path)), tuple(path))
+
+
+def _stops(
+    tables: Tables,
+    order: list[int],
+    left: int,
+    device: int,
+    unit: int,
+    rest: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Where a stage may end that begins with a unit on a device, so that the others fit behind it."""
+    allowed = np.flatnonzero(np.isfinite(tables.use(order[device], left)[unit])) + unit + 1
+    stops: np.ndarray[tuple[int], np.dtype[np.int64]] = allowed[rest[device + 1, allowed]]
+    return stops
+
+
+def _evenest(
+    tables: Tables, largest: float, key: tuple[float, ...], limits: dict[int, float] | None = None
+) -> Cut | None:
+    """Of the ways whose uses keep a limit, the one with the least sum of squared uses."""
+    if not np.isfinite(largest):
+        return None
+
+    def cost(kind: int, left: int) -> Costs:
+        uses = tables.use(kind, left)[None]
+        squares = uses**2 - tables.base(kind) ** 2
+        return np.where(uses <= (limits or {}).get(kind, largest), squares, np.inf)
+
+    sweep = Sweep(tables.counts, tables.units, cost, "sum")
+    return Cut((*key, sweep.value), sweep.path) if np.isfinite(sweep.value) else None
+
+
+def _least_on(tables: Tables, first: int) -> float | None:
+    """The least use of one kind with which the others can hold the rest; its empty use where they hold all."""
+
+    def rest(limit: float) -> Sweep:
+        def cost(kind: int, left: int) -> Costs:
+            uses = tables.use(kind, left)[None]
+            return uses if kind != first else np.where(np.isfinite(uses) & (uses <= limit), 0.0, np.inf)
+
+        return Sweep(tables.counts, tables.units, cost, "max")
+
+    widest = rest(np.inf)
+    if not np.isfinite(widest.value):
+        return None
+    if np.isfinite(widest.least_without(first)):
+        return tables.base(first)
+    values = _uses_between(tables, -np.inf, np.inf, (first,))
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if np.isfinite(rest(float(values[middle])).value) else (middle + 1, high)
+    return float(values[high])
+
+
+def _uses(tables: Tables) -> CostOf:
+    return lambda kind, left: tables.use(kind, left)[None]
+
+
+def _bases_allowed(tables: Tables) -> bool:
+    return bool(np.isfinite(_largest_base(tables)))
+
+
+def _largest_base(tables: Tables) -> float:
+    return max(tables.base(kind) for kind in range(len(tables.kinds)))
+
+
+def _largest_use(tables: Tables, path: Path) -> float:
+    uses = [
+        float(tables.use(kind, len(path) - number)[start, stop - start - 1])
+        for number, (kind, start, stop) in enumerate(path)
+    ]
+    return max([*uses, _largest_base(tables)])
+
+
+def _least_use_of_short_stages(tables: Tables, micro_batches: int, limit: float) -> float:
+    """No way within a step time has a smaller largest use: none of its stages takes the whole time by itself."""
+    most = limit * (1 + PRECISION) / micro_batches
+
+    def cost(kind: int, left: int) -> Costs:
+        time = tables.time(kind)
+        return np.where(time <= most, tables.use(kind, left)[None], np.inf)
+
+    return max(Sweep(tables.counts, tables.units, cost, "max").value, _largest_base(tables))
+
+
+def _uses_between(tables: Tables, low: float, high: float, kinds: tuple[int, ...] | None = None) -> Costs:
+    """The different uses that stages have between two others, sorted."""
+    wanted = range(len(tables.kinds)) if kinds is None else kinds
+    seen: dict[tuple[int, int], Costs] = {}
+    for kind in wanted:
+        for left in range(1, min(sum(tables.counts), tables.units) + 1):
+            key = kind, tables.in_flight(left)
+            if key not in seen:
+                uses = tables.use(kind, left)
+                seen[key] = uses[np.isfinite(uses) & (uses > low) & (uses < high)]
+    return np.unique(np.concatenate([*seen.values(), np.empty(0)]))
 
 
 POLICIES: dict[str, Policy] = {
+    "auto": auto,
     "balanced": balanced,
     "balanced_low_0": balanced_low_0,
     "sequential": sequential,
 }
-# "auto" becomes least step time once times are part of the search; the other name is the one transformers' users know.
-_ALSO = {"auto": "balanced", "minimize_first_gpu_memory": "balanced_low_0"}
+# The other name is the one that users of transformers know.
+_ALSO = {"minimize_first_gpu_memory": "balanced_low_0"}
 
 
 def policy_name(word: str) -> str:
     """The policy that a word stands for.
 
     Example:
-        >>> policy_name("auto")
-        'balanced'
+        >>> policy_name("minimize_first_gpu_memory")
+        'balanced_low_0'
 
     Raises:
         ValueError: there is no such policy.
     """
     name = _ALSO.get(word, word)
     if name not in POLICIES:
-        raise ValueError(f"policy={word!r} does not exist; choose one of {', '.join([*_ALSO, *POLICIES])}")
+        raise ValueError(f"policy={word!r} does not exist; choose one of {', '.join([*POLICIES, *_ALSO])}")
     return name

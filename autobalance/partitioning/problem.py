@@ -1,25 +1,34 @@
-"""One partitioning problem: a chain, a timeline and budgets; the search over where the items beside the chain go."""
+"""One partitioning problem: a chain of one micro-batch, devices and budgets; where the items beside the chain go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autobalance.devices.device import Device
+from autobalance.devices.links import link_between
 from autobalance.partitioning.chain import Chain
-from autobalance.partitioning.minmax import Cuts, Key, Uses
-from autobalance.partitioning.policies import Policy, balanced
-from autobalance.partitioning.stage_peaks import NOWHERE, Matrix, stage_peaks
-from autobalance.profiling.timeline import Timeline
-from autobalance.timelines.meeting import least
+from autobalance.partitioning.kinds import Kind, kinds_for, merged
+from autobalance.partitioning.policies import Cut, Policy, balanced
+from autobalance.partitioning.reach import Growth, first_limits, growth_of, limits_of, widened
+from autobalance.partitioning.stage_memory import StageMemory
+from autobalance.partitioning.stage_peaks import Matrix, Reach
+from autobalance.partitioning.sweep import MOST_STATES, Path, count_states
+from autobalance.partitioning.tables import InFlight, Tables, in_flight_of
+from autobalance.partitioning.times import device_seconds, launch_seconds
+from autobalance.partitioning.transfers import Crossing, received
+from autobalance.partitioning.work_table import Seconds
+from autobalance.profiling.profile import Profile
 
-# Placements of the items that are tried one by one, and entries of all their matrices together (some seconds of work).
-# Beyond either, the items improve one another in turn, without a proof.
+# Placements of the items that are tried one by one; beyond, they improve one another in turn, without a proof.
 MOST_COMBINATIONS = 4096
-MOST_ENTRIES = 2 * 10**9
+
+Known = tuple[int, frozenset[int], int, int, int]
+"""Budget of a device, items on it, micro-batches in flight, first unit and one past the last unit of a stage."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +39,17 @@ class Solution:
         key: what the policy minimised.
         assignment: device per block.
         root: device of the root.
-        proved: whether every placement of the items was tried.
+        proved: whether no other way of this kind is better.
+        stages: (device, first unit, one past the last) of the stages of the chain.
+        items: device of each item.
     """
 
-    key: Key
+    key: tuple[float, ...]
     assignment: tuple[int, ...]
     root: int
     proved: bool
+    stages: tuple[tuple[int, int, int], ...] = ()
+    items: tuple[int, ...] = ()
 
 
 @dataclass
@@ -44,75 +57,110 @@ class Problem:
     """A chain to cut under budgets.
 
     Example:
-        >>> Problem(profile.timeline, chain, budgets=(11, 11), excess=(0, 0)).solve(balanced)
+        >>> Problem(profile, chain, devices, budgets=(11, 11)).solve(balanced)
 
     Attributes:
-        timeline: storage events.
+        profile: of one micro-batch.
         chain: units and items.
+        devices: of the question.
         budgets: bytes per device.
         excess: bytes by which each device, where it holds something, is known to stand above the replay.
+        schedule: order of the micro-batches.
+        micro_batches: how many there are.
+        crossings: tensors that go from block to block.
+        known: stages that a replay found larger, and by how many bytes.
     """
 
-    timeline: Timeline
+    profile: Profile
     chain: Chain
+    devices: tuple[Device, ...]
     budgets: tuple[int, ...]
-    excess: tuple[int, ...]
-    _peaks: dict[frozenset[int], Matrix] = field(default_factory=dict, repr=False)
-    _uses: dict[tuple[int, frozenset[int], bool], Uses] = field(default_factory=dict, repr=False)
+    excess: tuple[int, ...] = ()
+    schedule: str = "naive"
+    micro_batches: int = 1
+    crossings: tuple[Crossing, ...] = ()
+    known: dict[Known, int] = field(default_factory=dict)
+    _memories: dict[Reach | None, StageMemory] = field(default_factory=dict, repr=False)
+    _best_memory: StageMemory | None = field(default=None, repr=False)
+    _arrivals: dict[frozenset[int], Matrix] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.excess = self.excess or (0,) * len(self.devices)
 
     def peaks(self, here: frozenset[int]) -> Matrix:
-        """Peaks of all stages on whose device the items `here` are; lower bounds where gradients of one tensor meet.
+        """Peaks of all stages with one micro-batch in flight, on whose device the items `here` are.
 
         Example:
             >>> problem.peaks(frozenset())[0, 2]
         """
-        if here not in self._peaks:
-            bound, held_with_both = self._least
-            places, both = self.chain.places(bound.owners, here), {}
-            for storage, blocks in held_with_both.items():
-                first, last = sorted(self.chain.places(blocks, here))
-                places[storage] = NOWHERE if first == NOWHERE else last
-                if first >= 0:
-                    places[storage], both[storage] = NOWHERE, (first, last)
-            self._peaks[here] = stage_peaks(bound, places, len(self.chain.units), both)
-        return self._peaks[here]
+        return self._memory(None).peaks(here)
 
-    def bounds(self, assignment: Sequence[int], root: int) -> list[int]:
-        """What the stages of an assignment take: its peaks, or less where gradients of one tensor meet.
+    def unit_peaks(self) -> NDArray[np.int64]:
+        """Peak of every unit by itself.
 
         Example:
-            >>> problem.bounds([0, 0, 1], root=1)
+            >>> problem.unit_peaks().argmax()
         """
-        bound, held_with_both = self._least
-        homes = bound.homes(assignment, root)
-        for storage, (one, other) in held_with_both.items():
-            homes[storage] = assignment[one] if assignment[one] == assignment[other] else -1
-        return bound.peaks(homes, len(self.budgets))
+        count = len(self.chain.units)
+        alone = None if None in self._memories else Reach.of(range(1, count + 1))
+        return self._memory(alone).peaks(frozenset()).diagonal(1)
 
-    @cached_property
-    def _least(self) -> tuple[Timeline, dict[int, tuple[int, int]]]:
-        return least(self.timeline)
-
-    def with_budgets(self, budgets: Sequence[int], excess: Sequence[int]) -> Problem:
-        """The same problem under other budgets; peaks that are known are kept.
+    def item_peak(self, item: int) -> int:
+        """Peak of a device that holds nothing but one item.
 
         Example:
-            >>> problem.with_budgets((12, 12), (0, 0))
+            >>> problem.item_peak(0)
         """
-        return Problem(self.timeline, self.chain, tuple(budgets), tuple(excess), _peaks=self._peaks)
+        alone = None if None in self._memories else Reach.of(range(1, len(self.chain.units) + 1))
+        return int(self._memory(alone).peaks(frozenset({item}))[0, 0])
+
+    def told(self, solution: Solution) -> list[int]:
+        """Bytes per device that the tables say of a solution.
+
+        Example:
+            >>> problem.told(solution)
+        """
+        found = []
+        for device in range(len(self.devices)):
+            items = frozenset(item for item, place in enumerate(solution.items) if place == device)
+            stage = next(((n, i, j) for n, (place, i, j) in enumerate(solution.stages) if place == device), None)
+            number, start, stop = (0, 0, 0) if stage is None else stage
+            held = self._in_flight(len(solution.stages) - number)
+            assert self._best_memory is not None, "a solution comes from tables"
+            peak = int(self._best_memory.peaks(items, held)[start, stop])
+            found.append(peak + self.known.get((self.budgets[device], items, held, start, stop), 0))
+        return found
 
     @property
     def is_exact(self) -> bool:
         """Whether all placements of the items can be tried, so that what `solve` finds, or does not, is proved."""
-        combinations: int = len(self.budgets) ** len(self._movable)
-        entries = combinations * len(self.budgets) * (len(self.chain.units) + 1) ** 2
-        return combinations <= MOST_COMBINATIONS and entries <= MOST_ENTRIES
+        return len(self._placements) <= MOST_COMBINATIONS
 
-    @property
-    def _movable(self) -> list[int]:
-        return [index for index, item in enumerate(self.chain.items) if item.device is None]
+    def on_equal_devices(self, count: int, budget: int) -> Problem:
+        """The same problem on other devices, all like the one with the largest budget.
 
-    def solve(self, policy: Policy, *, hard: bool = True) -> Solution | None:
+        Example:
+            >>> problem.on_equal_devices(8, budget=80 * 2**30).solve(sequential)
+
+        Args:
+            count: how many.
+            budget: bytes of each.
+        """
+        like = self.devices[max(range(len(self.devices)), key=self.budgets.__getitem__)]
+        excess = (*self.excess, *[max(self.excess)] * (count - len(self.excess)))
+        return replace(self, devices=(like,) * count, budgets=(budget,) * count, excess=excess, known={}, _arrivals={})
+
+    @cached_property
+    def floor(self) -> float:
+        """Seconds that a step takes at least: the host launches one kernel after the other."""
+        return self.micro_batches * launch_seconds(self.profile, self.devices)
+
+    @cached_property
+    def block_seconds(self) -> list[Seconds]:
+        """For each device the seconds of a micro-batch in every block, there and back."""
+        return [forward + backward for forward, backward in device_seconds(self.profile, self.devices)]
+
+    def solve(self, policy: Policy, *, hard: bool = True, memory: bool = True) -> Solution | None:
         """The best partition under a policy.
 
         Exact where all placements of the items can be tried; otherwise the items take turns, each moving to its best
@@ -124,78 +172,202 @@ class Problem:
         Args:
             policy: what is best.
             hard: False lets devices go over their budgets.
+            memory: False leaves out what stages hold.
 
         Returns:
             None where budgets leave no way, or where none was found and not all could be tried.
         """
-        movable, proved = self._movable, self.is_exact
-        best: tuple[Key, Cuts, tuple[int, ...]] | None = None
-        for devices in self._all_placements(movable) if proved else self._descent(movable, policy, hard):
-            found = self._cut(policy, devices, hard, best[0][0] if best is not None else np.inf)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = (*found, devices)
+        best: tuple[Cut, tuple[int, ...], tuple[Kind, ...]] | None = None
+        for placement in self._placements if self.is_exact else self._descent(policy, hard):
+            kinds, found = self._cut(policy, placement, hard, memory)
+            if found is not None and (best is None or found.key < best[0].key):
+                best = found, placement, kinds
         if best is None:
             return None
-        key, cuts, devices = best
-        assignment, root = self.chain.assignment(cuts, devices)
-        return Solution(key, assignment, root, proved)
+        found, placement, kinds = best
+        stages = _on_devices(found.path, kinds)
+        assignment, root = self.chain.assignment(stages, placement)
+        proved = self.is_exact and not self._is_merged
+        return Solution(found.key, assignment, root, proved, stages, placement)
 
-    def _all_placements(self, movable: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        for chosen in product(range(len(self.budgets)), repeat=len(movable)):
-            yield self._placement(dict(zip(movable, chosen, strict=True)))
+    def learn(self, solution: Solution, more: Sequence[int]) -> bool:
+        """Note by how much the stages of a solution stood above what the tables say, so that a new search knows.
 
-    def _placement(self, chosen: dict[int, int]) -> tuple[int, ...]:
-        return tuple(
-            chosen[index] if item.device is None else item.device for index, item in enumerate(self.chain.items)
-        )
+        Example:
+            >>> problem.learn(solution, more=[0, 4096])
 
-    def _descent(self, movable: Sequence[int], policy: Policy, hard: bool) -> Iterator[tuple[int, ...]]:
-        def cost(chosen: dict[int, int]) -> tuple[float, ...]:
-            devices = self._placement(chosen)
-            found = self._cut(policy, devices, hard)
+        Args:
+            solution: as found.
+            more: bytes per device.
+
+        Returns:
+            Whether anything is new.
+        """
+        is_new = False
+        for number, (device, start, stop) in enumerate(solution.stages):
+            if more[device] > 0:
+                held = self._in_flight(len(solution.stages) - number)
+                items = frozenset(item for item, place in enumerate(solution.items) if place == device)
+                key = self.budgets[device], items, held, start, stop
+                self.known[key] = self.known.get(key, 0) + more[device]
+                is_new = True
+        return is_new
+
+    @cached_property
+    def _in_flight(self) -> InFlight:
+        return in_flight_of(self.schedule, self.micro_batches)
+
+    @cached_property
+    def _is_merged(self) -> bool:
+        kinds = kinds_for(self.devices, self.budgets, self.excess, self.chain, ())
+        return count_states([len(kind.devices) for kind in kinds]) > MOST_STATES
+
+    @cached_property
+    def _placements(self) -> list[tuple[int, ...]]:
+        """Devices of the items; of placements that differ only in devices of one kind, the first."""
+        alike = [kind.devices for kind in kinds_for(self.devices, self.budgets, self.excess, self.chain, ())]
+        kind_of = {device: at for at, devices in enumerate(alike) for device in devices}
+        given = [item.device for item in self.chain.items]
+        special = {device for device in given if device is not None}
+        found: list[tuple[int, ...]] = [()]
+        for wanted in given:
+            longer = []
+            for placement in found:
+                if wanted is not None:
+                    longer.append((*placement, wanted))
+                    continue
+                taken = {*placement, *special}
+                fresh = {
+                    kind_of[device]: device for device in reversed(range(len(self.devices))) if device not in taken
+                }
+                longer += [(*placement, device) for device in sorted({*taken, *fresh.values()})]
+            found = longer
+            if len(found) > MOST_COMBINATIONS:
+                break
+        return found
+
+    def _descent(self, policy: Policy, hard: bool) -> Iterator[tuple[int, ...]]:
+        movable = [index for index, item in enumerate(self.chain.items) if item.device is None]
+
+        def cost(placement: tuple[int, ...]) -> tuple[float, ...]:
+            _, found = self._cut(policy, placement, hard)
             if found is not None:
-                return found[0]
+                return found.key
             # Over budget everywhere: the way back leads along the least largest use.
-            loose = self._cut(balanced, devices, hard=False)
-            return (float("inf"), *(loose[0] if loose is not None else ()))
+            _, loose = self._cut(balanced, placement, hard=False)
+            return (float("inf"), *(loose.key if loose is not None else ()))
 
-        chosen = {index: order % len(self.budgets) for order, index in enumerate(movable)}
+        order = {index: at % len(self.devices) for at, index in enumerate(movable)}
+        chosen = tuple(
+            order[index] if item.device is None else item.device for index, item in enumerate(self.chain.items)
+        )
         least = cost(chosen)
         moved = True
         while moved:
             moved = False
             for index in movable:
-                for device in range(len(self.budgets)):
-                    trial = {**chosen, index: device}
+                for device in range(len(self.devices)):
+                    trial = (*chosen[:index], device, *chosen[index + 1 :])
                     if (price := cost(trial)) < least:
                         chosen, least, moved = trial, price, True
-        yield self._placement(chosen)
+        yield chosen
 
     def _cut(
-        self, policy: Policy, item_devices: tuple[int, ...], hard: bool, most: float = np.inf
-    ) -> tuple[Key, Cuts] | None:
-        here = [
-            frozenset(index for index, place in enumerate(item_devices) if place == device)
-            for device in range(len(self.budgets))
-        ]
-        held = [any(owner >= 0 for index in items for owner in self.chain.items[index].owners) for items in here]
-        return policy([self._use(device, items, hard) for device, items in enumerate(here)], held, most)
+        self, policy: Policy, placement: tuple[int, ...], hard: bool, memory: bool = True
+    ) -> tuple[tuple[Kind, ...], Cut | None]:
+        kinds = merged(kinds_for(self.devices, self.budgets, self.excess, self.chain, placement), MOST_STATES)
+        growth = self._growth
+        if growth.is_short or not hard:
+            return kinds, policy(self._tables(kinds, None, hard, memory), self.micro_batches)
+        widest = float(max(kind.budget for kind in kinds)) if memory else np.inf
+        limits = first_limits(policy, growth, len(self.devices), widest, self.micro_batches)
+        while True:
+            reach = growth.reach(*limits)
+            found = policy(self._tables(kinds, reach, hard, memory), self.micro_batches)
+            needed = limits_of(policy, growth, found, widest, self.micro_batches, self.floor)
+            if growth.reach(*needed).is_within(reach):
+                return kinds, found
+            limits = widened(limits, needed, is_found=found is not None)
 
-    def _use(self, device: int, here: frozenset[int], hard: bool) -> Uses:
-        if (device, here, hard) not in self._uses:
-            self._uses[device, here, hard] = self._relative(device, here, hard)
-        return self._uses[device, here, hard]
+    def _tables(self, kinds: tuple[Kind, ...], reach: Reach | None, hard: bool, memory: bool) -> Tables:
+        units = self.chain.units
+        self._best_memory = self._memory(reach) if memory else self._best_memory
+        return Tables(
+            kinds,
+            self.chain,
+            self._memory(reach) if memory else None,
+            seconds=[self._unit_seconds(kind) for kind in kinds],
+            beside=[self._seconds_beside(kind) for kind in kinds],
+            received=[self._received(kind.items) for kind in kinds],
+            links=self._links(kinds),
+            in_flight=self._in_flight,
+            width=len(units) if reach is None else reach.width,
+            floor=self.floor,
+            hard=hard,
+            known=self._found_larger(kinds),
+        )
 
-    def _relative(self, device: int, here: frozenset[int], hard: bool) -> Uses:
-        peaks = self.peaks(here)
-        bytes_held = np.where(peaks > 0, peaks + self.excess[device], 0)
-        # A device without any budget may still stay empty; the divisor only has to keep the order.
-        uses = bytes_held / float(max(1, self.budgets[device]))
-        if hard:
-            uses[bytes_held > self.budgets[device]] = np.inf
-        uses[np.tril_indices(len(uses), -1)] = np.inf
-        for unit, wanted in self.chain.bound.items():
-            inside = np.zeros(uses.shape, dtype=bool)
-            inside[: unit + 1, unit + 1 :] = True
-            uses[~inside if wanted == device else inside] = np.inf
-        return uses
+    def _found_larger(self, kinds: Sequence[Kind]) -> dict[tuple[int, int, int, int], int]:
+        return {
+            (at, held, start, stop): more
+            for at, kind in enumerate(kinds)
+            for (budget, items, held, start, stop), more in self.known.items()
+            if (budget, items) == (kind.budget, kind.items)
+        }
+
+    def _memory(self, reach: Reach | None) -> StageMemory:
+        if reach not in self._memories:
+            self._memories[reach] = StageMemory(
+                self.profile.timeline,
+                self.chain,
+                len(self.profile.blocks),
+                self.micro_batches,
+                self.profile.training,
+                reach,
+            )
+        return self._memories[reach]
+
+    @cached_property
+    def _growth(self) -> Growth:
+        kinds = kinds_for(self.devices, self.budgets, self.excess, self.chain, ())
+        return growth_of(self.profile.timeline, self.chain, [self._unit_seconds(kind) for kind in kinds])
+
+    def _unit_seconds(self, kind: Kind) -> Seconds:
+        column = np.max([self.block_seconds[device] for device in kind.devices], axis=0)
+        return np.array([sum(column[owner] for owner in owners if owner >= 0) for owners in self.chain.units])
+
+    def _seconds_beside(self, kind: Kind) -> float:
+        column = self.block_seconds[kind.devices[0]]
+        items = (self.chain.items[item] for item in kind.items)
+        return float(sum(column[owner] for item in items for owner in item.owners if owner >= 0))
+
+    def _received(self, here: frozenset[int]) -> Matrix:
+        if here not in self._arrivals:
+            beside = [owner for item in here for owner in self.chain.items[item].owners]
+            self._arrivals[here] = received(self.crossings, self.chain.units, self.profile.training, beside)
+        return self._arrivals[here]
+
+    def _links(self, kinds: Sequence[Kind]) -> Seconds:
+        """Bytes per second into each kind, by the kind before; a single row where that makes no difference."""
+        devices = self.devices
+        links = np.full((len(kinds) + 1, len(kinds)), np.inf)
+        for to, kind in enumerate(kinds):
+            for before, other in enumerate(kinds):
+                pairs = [(i, j) for i in other.devices for j in kind.devices if i != j]
+                if pairs:
+                    i, j = pairs[0]
+                    links[before, to] = link_between(devices[i], devices[j])
+            # Tensors of the batch come from the root, which is somewhere else.
+            links[-1, to] = links[:-1, to].min()
+        finite = links[np.isfinite(links)]
+        if not len(finite):
+            return np.full((1, len(kinds)), np.inf)
+        if (finite == finite[0]).all():
+            return np.full((1, len(kinds)), finite[0])
+        return links
+
+
+def _on_devices(path: Path, kinds: Sequence[Kind]) -> tuple[tuple[int, int, int], ...]:
+    """Stages on devices: those of one kind in order."""
+    free = [list(kind.devices) for kind in kinds]
+    return tuple((free[kind].pop(0), start, stop) for kind, start, stop in path)

@@ -15,6 +15,7 @@ from autobalance.partitioning.times import launch_seconds, optimizer_seconds, ru
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.required import require_profile
+from autobalance.profiling.timeline import Timeline
 from autobalance.schedules.launches import in_flight, launch_order
 from autobalance.timelines.micro_batches import interleaved
 
@@ -36,7 +37,7 @@ class Score:
         stages: consecutive blocks on one device, with their times and what they receive for each micro-batch.
         transferred: bytes that go from device to device in one step, gradients included.
         optimizer_times: seconds of the optimizer's step on each device.
-        reserved: bytes that the caching allocator of each device takes for these peaks; empty for devices without one.
+        reserved: bytes that the caching allocator of each device takes for these peaks; empty where that was not asked.
         micro_batches: parts that the batch is split into.
         schedule: order in which they run.
     """
@@ -75,6 +76,7 @@ def score(
     root: int | None = None,
     micro_batches: int = 1,
     schedule: str = "naive",
+    reserved: bool = False,
 ) -> Score:
     """Judge an assignment: peak per device, whether it fits, time of a step, bytes that move.
 
@@ -92,11 +94,12 @@ def score(
         root: position of the device of batch and loss; None: that of the last block.
         micro_batches: parts that the batch is split into; their last may be smaller.
         schedule: `"naive"` (for the whole batch at once), `"gpipe"`, `"1f1b"` or `"looped"`.
+        reserved: whether the caching allocators are replayed too, which takes seconds for many micro-batches.
 
     Raises:
         TypeError: a map or a profile of another type.
         ValueError: a block without a device, on `"cpu"` or `"disk"`, or split over devices; more micro-batches than
-            samples, or of a profile that cannot be scaled.
+            samples, or of a profile that cannot be scaled; allocators of a profile whose devices have none.
     """
     require_profile(profile, "score")
     given: object = device_map
@@ -133,8 +136,6 @@ def score(
     if micro_batches > 1:
         timeline = interleaved(timeline, len(part.blocks), [(start, stop) for start, stop, _ in runs], order)
     stages = stages_of(part, assignment, home, targets, crossings_of(part), in_flight(order, len(runs)))
-    # What is made by hand stands for no allocator.
-    has_allocator = profile.granule > 1 and profile.target not in ("by hand", "")
     return Score(
         assignment,
         home,
@@ -145,12 +146,21 @@ def score(
         stages,
         micro_batches * sum(stage.received for stage in stages),
         optimizer_seconds(profile, assignment, targets),
-        tuple(device.reserved for device in replay_allocator(timeline, assignment, home, len(targets)))
-        if has_allocator
-        else (),
+        _reserved(profile, timeline, assignment, home, len(targets)) if reserved else (),
         micro_batches,
         schedule,
     )
+
+
+def _reserved(
+    profile: Profile, timeline: Timeline, assignment: Sequence[int], root: int, devices: int
+) -> tuple[int, ...]:
+    if profile.granule == 1:
+        raise ValueError(
+            f"the profile is of {profile.target!r}, which has no caching allocator that reserves memory; leave out "
+            f"reserved=True, or make the profile with target='cuda'"
+        )
+    return tuple(device.reserved for device in replay_allocator(timeline, assignment, root, devices))
 
 
 def _micro_batch(profile: Profile, micro_batches: int, schedule: str) -> Profile:

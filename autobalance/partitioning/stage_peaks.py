@@ -9,6 +9,8 @@ of one adds only to the stages that hold no other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,40 @@ Matrix = NDArray[np.int64]
 
 # First row, one past the last row, first column, one past the last column; highest rise on the way, change in the end.
 _Change = tuple[int, int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which stages are of interest: `[i, j)` with `j <= last[i]`; both columns never fall.
+
+    Attributes:
+        first: for every unit `u` the first unit of the longest stage that ends right after it.
+        last: for every unit `i` one past the last unit of the longest stage that begins with it.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+    @classmethod
+    def of(cls, last: Sequence[int]) -> Reach:
+        """The reach with a given end for every unit to begin with.
+
+        Example:
+            >>> Reach.of([2, 3, 3]).first
+            (0, 0, 1)
+        """
+        ends = np.maximum.accumulate(np.asarray(last, dtype=np.int64))
+        first = np.searchsorted(ends, np.arange(1, len(ends) + 1))
+        return cls(tuple(first.tolist()), tuple(ends.tolist()))
+
+    @property
+    def width(self) -> int:
+        """Units of the longest stage."""
+        return max(end - start for start, end in enumerate(self.last))
+
+    def is_within(self, other: Reach) -> bool:
+        """Whether all its stages are among those of another."""
+        return all(mine <= theirs for mine, theirs in zip(self.last, other.last, strict=True))
 
 
 def stage_peaks(
@@ -47,47 +83,85 @@ def stage_peaks(
         A matrix of `units + 1` rows and columns; entry `[i, j]` with `i <= j` is the peak of stage `[i, j)` in bytes.
         Entries below the diagonal mean nothing.
     """
+    return next(iter(stage_windows(timeline, places, units, both)))[0]
+
+
+def stage_windows(
+    timeline: Timeline,
+    places: Sequence[int],
+    units: int,
+    both: Mapping[int, tuple[int, int]] | None = None,
+    cuts: Sequence[int] = (),
+    reach: Reach | None = None,
+) -> Iterator[tuple[Matrix, Matrix]]:
+    """Peak bytes of every stage in each of several windows of time, and what it holds when the window ends.
+
+    Example:
+        >>> (before, _), (after, at_rest) = stage_windows(timeline, places, units=3, cuts=[40])
+
+    Args:
+        timeline, places, units, both: as for `stage_peaks`.
+        cuts: events before which a new window begins, in order.
+        reach: stages that are of interest; entries of others are too small. None: all are.
+
+    Yields:
+        For each window the peaks and what is held in the end, both as `stage_peaks` has it.
+    """
     live = np.zeros((units + 1, units + 1), dtype=np.int64)
-    peaks = np.zeros_like(live)
-    for top, bottom, left, right, rise, change in _changes(timeline, places, units, both or {}):
-        now = live[top:bottom, left:right]
-        # A peak can only lie right before bytes fall, so that is the only time to look.
-        if change < rise:
-            highest = peaks[top:bottom, left:right]
-            np.maximum(highest, now + rise, out=highest)
-        now += change
-    return np.maximum(peaks, live, out=peaks)
+    changes = _Changes(timeline, places, units, both or {})
+    edges = [0, *cuts, len(timeline.events)]
+    for start, stop in pairwise(edges):
+        peaks = live.copy()
+        for top, bottom, left, right, rise, change in changes.between(start, stop):
+            if reach is not None:  # the rectangle without its parts that hold no stage of interest
+                right = min(right, reach.last[min(bottom, units) - 1] + 1)
+                top = max(top, reach.first[left - 1]) if left else top
+            now = live[top:bottom, left:right]
+            # A peak can only lie right before bytes fall, so that is the only time to look.
+            if change < rise:
+                highest = peaks[top:bottom, left:right]
+                np.maximum(highest, now + rise, out=highest)
+            now += change
+        yield np.maximum(peaks, live, out=peaks), live.copy()
 
 
-def _changes(
-    timeline: Timeline, places: Sequence[int], units: int, both: Mapping[int, tuple[int, int]]
-) -> Iterator[_Change]:
-    shared = _shared_values(timeline, places)
-    # Consecutive events of one place act on the same rectangle: only their highest sum and their total matter.
-    place: int | tuple[int, int] = NOWHERE
-    rise = change = 0
-    for event in timeline.events:
-        storage = abs(event) - 1
-        here = both.get(storage, places[storage])
-        if here == NOWHERE:
-            continue
-        size = timeline.sizes[storage]
-        group = shared.get(storage)
-        if group is None and here == place:
-            change += size if event > 0 else -size
-            rise = max(rise, change)
-            continue
+class _Changes:
+    """The events of a timeline as changes of rectangles of stages."""
+
+    def __init__(
+        self, timeline: Timeline, places: Sequence[int], units: int, both: Mapping[int, tuple[int, int]]
+    ) -> None:
+        self._timeline, self._places, self._units, self._both = timeline, places, units, both
+        self._shared = _shared_values(timeline, places)
+
+    def between(self, start: int, stop: int) -> Iterator[_Change]:
+        """Changes from one event to another; windows have to be asked for in order."""
+        timeline, places, units, both = self._timeline, self._places, self._units, self._both
+        # Consecutive events of one place act on the same rectangle: only their highest sum and their total matter.
+        place: int | tuple[int, int] = NOWHERE
+        rise = change = 0
+        for event in timeline.events[start:stop]:
+            storage = abs(event) - 1
+            here = both.get(storage, places[storage])
+            if here == NOWHERE:
+                continue
+            size = timeline.sizes[storage]
+            group = self._shared.get(storage)
+            if group is None and here == place:
+                change += size if event > 0 else -size
+                rise = max(rise, change)
+                continue
+            if place != NOWHERE:
+                yield _rectangle(place, units, rise, change)
+                place, rise, change = NOWHERE, 0, 0
+            if group is None:
+                place = here
+                change = size if event > 0 else -size
+                rise = max(0, change)
+            else:
+                yield from group.change(storage, size, born=event > 0, units=units)
         if place != NOWHERE:
             yield _rectangle(place, units, rise, change)
-            place, rise, change = NOWHERE, 0, 0
-        if group is None:
-            place = here
-            change = size if event > 0 else -size
-            rise = max(0, change)
-        else:
-            yield from group.change(storage, size, born=event > 0, units=units)
-    if place != NOWHERE:
-        yield _rectangle(place, units, rise, change)
 
 
 def _rectangle(place: int | tuple[int, int], units: int, rise: int, change: int) -> _Change:

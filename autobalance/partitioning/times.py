@@ -11,7 +11,7 @@ from autobalance.devices.device import LAUNCH_TIME, Device
 from autobalance.devices.links import link_matrix
 from autobalance.devices.table import find_gpu, recognise
 from autobalance.partitioning.stage import Stage
-from autobalance.partitioning.transfers import Crossing, crossings_of
+from autobalance.partitioning.transfers import Crossing
 from autobalance.partitioning.work_table import Seconds, WorkTable
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.roofline import reference_rates
@@ -206,13 +206,3 @@ def step_seconds(stages: Sequence[Stage], micro_batches: int = 1, launch: float 
     times = [stage.time for stage in stages]
     on_devices = sum(times) + (micro_batches - 1) * max(times, default=0.0)
     return max(on_devices, micro_batches * launch)
-
-
-def naive_step_time(profile: Profile, assignment: Sequence[int], root: int, devices: Sequence[Device]) -> float:
-    """Seconds of a step in which one stage runs at a time.
-
-    Example:
-        >>> naive_step_time(profile, plan.assignment, plan.root, plan.devices)
-    """
-    stages = stages_of(profile, assignment, root, devices, crossings_of(profile))
-    return step_seconds(stages, launch=launch_seconds(profile, devices))

@@ -42,7 +42,7 @@ def test_storages_are_seen_from_the_stage() -> None:
 
 def test_cuts_and_item_devices_give_every_block_its_device() -> None:
     chain = build_chain(PROFILE, {}, None, free_pins=False)
-    assert chain.assignment((0, 1, 2), (1,)) == ((1, 0, 0, 1, 1), 1)
+    assert chain.assignment([(0, 0, 1), (1, 1, 2)], (1,)) == ((1, 0, 0, 1, 1), 1)
 
 
 def test_pins_that_pull_a_group_apart_are_refused_by_name() -> None:

@@ -98,7 +98,7 @@ def test_stages_times_and_bytes_that_move_are_told() -> None:
         (1, 3, 1, 20),
     ]
     assert (found.transferred, found.step_time) == (20, 18 + 20 / 5)
-    assert found.reserved == ()  # what is made by hand has no allocator
+    assert found.reserved == ()  # it was not asked for
 
 
 def test_micro_batches_run_at_once_and_hold_what_is_in_flight() -> None:
@@ -130,9 +130,11 @@ def test_micro_batches_that_cannot_be_are_refused(micro_batches: int, schedule: 
 
 
 def test_the_allocator_of_a_device_takes_whole_segments() -> None:
-    profile = replace(Profile.from_costs([4 * 2**20, 3 * 2**20]), target="A100-80GB")
-    # Beyond 1 MiB the caching allocator takes segments of 20 MiB.
-    assert score(profile, [0, 1], "2x1GiB").reserved == (20 * 2**20, 20 * 2**20)
+    profile = Profile.from_costs([4 * 2**20, 3 * 2**20])
+    # From 1 MiB on, the caching allocator takes segments of 20 MiB.
+    assert score(profile, [0, 1], "2x1GiB", reserved=True).reserved == (20 * 2**20, 20 * 2**20)
+    with pytest.raises(ValueError, match="has no caching allocator that reserves memory; leave out reserved=True"):
+        score(replace(profile, granule=1), [0, 1], "2x1GiB", reserved=True)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,150 @@
+"""The best plan for one schedule and one number of micro-batches, replayed until its peaks are true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autobalance.partitioning.chain import build_chain
+from autobalance.partitioning.judge import Judged, judge
+from autobalance.partitioning.policies import POLICIES
+from autobalance.partitioning.problem import Problem, Solution
+from autobalance.partitioning.question import Question
+from autobalance.partitioning.transfers import crossings_of
+from autobalance.profiling.profile import Profile
+
+# Searches after each of which the stages that turned out larger are known better.
+_TRIES = 32
+# A pinned block out of call order costs transfers; it has to lower what the policy minimises by more than this share.
+_PRICE_OF_DISORDER = 0.05
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A partition as it is, beside what the search knew.
+
+    Attributes:
+        problem: it solves.
+        solution: as found.
+        judged: its replay.
+        key: what the policy minimises, as the replay has it.
+        proved: whether no other plan of this kind has a smaller key.
+        least: lower bound of the first of the key; None where it is not proved.
+    """
+
+    problem: Problem
+    solution: Solution
+    judged: Judged
+    key: tuple[float, ...]
+    proved: bool
+    least: float | None
+
+
+def best_candidate(question: Question, schedule: str, micro_batches: int) -> tuple[Problem, Candidate | None]:
+    """The best partition for one way to split the batch.
+
+    Args:
+        question: as asked.
+        schedule: of the micro-batches.
+        micro_batches: how many there are.
+
+    Returns:
+        The problem, and None where budgets leave no way.
+    """
+    profile = micro_profile(question.profile, micro_batches)
+    best: Candidate | None = None
+    for free_pins in (False, True) if question.pins else (False,):
+        root = 0 if question.policy == "balanced_low_0" else None
+        problem = Problem(
+            profile,
+            build_chain(profile, dict(question.pins), root, free_pins=free_pins),
+            question.devices,
+            question.budgets,
+            question.excess,
+            schedule,
+            micro_batches,
+            crossings_of(profile),
+        )
+        found = _settled(problem, question)
+        if found is not None and (best is None or _clearly_less(found.key, best.key)):
+            best = found
+    return (problem if best is None else best.problem), best
+
+
+def micro_profile(profile: Profile, micro_batches: int) -> Profile:
+    """The profile of the largest of several parts of a batch.
+
+    Raises:
+        ValueError: the profile does not know how bytes depend on the batch.
+    """
+    if micro_batches == 1:
+        return profile
+    if not profile.batch_size:
+        raise ValueError(
+            f"micro_batches={micro_batches} needs to know how many samples the batch has and what each takes: make the "
+            f"profile with autobalance.profile(..., scalable=True), or Profile.from_costs(..., batch_size=...)"
+        )
+    return profile.scaled(-(-profile.batch_size // micro_batches))
+
+
+def _settled(problem: Problem, question: Question) -> Candidate | None:
+    """Search, replay what was found, and search again with what the replay knew better, until nothing is new."""
+    bound: tuple[float, ...] | None = None
+    best: Candidate | None = None
+    for _ in range(_TRIES):
+        solution = problem.solve(POLICIES[question.policy])
+        if solution is None:
+            break
+        bound = bound or solution.key
+        judged = judge(
+            problem.profile,
+            solution.assignment,
+            solution.root,
+            question.devices,
+            problem.crossings,
+            schedule=problem.schedule,
+            micro_batches=problem.micro_batches,
+        )
+        more = [true - told for true, told in zip(judged.peaks, problem.told(solution), strict=True)]
+        if _fits(judged.peaks, question):
+            key = _true_key(question, solution, judged)
+            proved = solution.proved and _is_no_more(key, bound)
+            if best is None or key < best.key:
+                best = Candidate(problem, solution, judged, key, proved, bound[0] if solution.proved else None)
+            if proved:
+                break
+        if max(more) <= 0 or not problem.learn(solution, more):
+            break
+    return best
+
+
+def _fits(peaks: Sequence[int], question: Question) -> bool:
+    given = zip(peaks, question.excess, question.budgets, strict=True)
+    return all(peak + known <= budget for peak, known, budget in given if peak)
+
+
+def _true_key(question: Question, solution: Solution, judged: Judged) -> tuple[float, ...]:
+    """What the policy minimises, with the peaks and times of the replay in place of those of the tables."""
+    uses = [
+        (peak + known if peak else 0) / max(1, budget)
+        for peak, known, budget in zip(judged.peaks, question.excess, question.budgets, strict=True)
+    ]
+    if question.policy == "auto":
+        return (solution.key[0], max(uses))
+    if question.policy == "balanced":
+        return (max(uses),)
+    if question.policy == "balanced_low_0":
+        return (uses[0], max(uses[1:], default=0.0))
+    return solution.key
+
+
+def _is_no_more(key: tuple[float, ...], bound: tuple[float, ...]) -> bool:
+    return all(mine <= least + 1e-9 * abs(least) for mine, least in zip(key, bound, strict=False))
+
+
+def _clearly_less(key: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether the first entries that differ by more than the price of leaving the call order differ downwards."""
+    for mine, theirs in zip(key, other, strict=False):
+        if abs(mine - theirs) > _PRICE_OF_DISORDER * abs(theirs):
+            return mine < theirs
+    return False

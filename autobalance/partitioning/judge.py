@@ -1,0 +1,109 @@
+"""What an assignment really takes: its launch order, replayed and timed. Plans and scores are judged alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autobalance.devices.device import Device
+from autobalance.partitioning.replay import replay
+from autobalance.partitioning.stage import Stage
+from autobalance.partitioning.times import launch_seconds, runs_of, stages_of, step_seconds
+from autobalance.partitioning.transfers import Crossing
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.timeline import Timeline
+from autobalance.schedules.clock import run_clock
+from autobalance.schedules.launches import Launch, in_flight, launch_order
+from autobalance.timelines.micro_batches import interleaved
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An assignment with what it takes.
+
+    Attributes:
+        stages: with their times and what is in flight.
+        peaks: bytes per device.
+        seconds: of a step without the optimizer's.
+    """
+
+    stages: tuple[Stage, ...]
+    peaks: tuple[int, ...]
+    seconds: float
+
+
+def judge(
+    profile: Profile,
+    assignment: Sequence[int],
+    root: int,
+    devices: Sequence[Device],
+    crossings: Sequence[Crossing],
+    *,
+    schedule: str = "naive",
+    micro_batches: int = 1,
+    saving: Sequence[str] = (),
+) -> Judged:
+    """Replay and time an assignment.
+
+    Example:
+        >>> judge(profile, [0, 0, 1], 1, devices, crossings_of(profile)).peaks
+
+    Args:
+        profile: of one micro-batch.
+        assignment: device index per block.
+        root: device index of batch, loss and metrics.
+        devices: of the question.
+        crossings: tensors that go from block to block.
+        schedule: order of the micro-batches.
+        micro_batches: how many there are.
+        saving: what becomes of the tensors that each block saves; empty: all are kept.
+    """
+    places = [device for _, _, device in runs_of(assignment)]
+    order = launch_order(schedule, len(places), micro_batches, devices=places, training=profile.training)
+    stages = stages_of(profile, assignment, root, devices, crossings, in_flight(order, len(places)), saving)
+    timeline = launched(profile, stages, order, micro_batches, saving)
+    peaks = replay(timeline, assignment, root, len(devices))
+    return Judged(stages, tuple(peaks), _seconds(profile, stages, order, micro_batches, devices))
+
+
+def launched(
+    profile: Profile, stages: Sequence[Stage], order: Sequence[Launch], micro_batches: int, saving: Sequence[str] = ()
+) -> Timeline:
+    """Storage events of a step in the order of its launches.
+
+    Example:
+        >>> launched(profile, plan.stages, order, plan.micro_batches, plan.saving)
+
+    Args:
+        profile: of one micro-batch.
+        stages: of the assignment.
+        order: launches.
+        micro_batches: how many there are.
+        saving: as for `judge`.
+    """
+    timeline = profile.timeline
+    if any(word != "keep" for word in saving):
+        from autobalance.timelines.recompute import with_savings
+
+        timeline = with_savings(timeline, saving)
+    if micro_batches == 1:
+        return timeline
+    return interleaved(timeline, len(profile.blocks), [(stage.start, stage.stop) for stage in stages], order)
+
+
+def _seconds(
+    profile: Profile, stages: Sequence[Stage], order: Sequence[Launch], micro_batches: int, devices: Sequence[Device]
+) -> float:
+    launch = launch_seconds(profile, devices)
+    places = [stage.device for stage in stages]
+    if micro_batches == 1 or len(set(places)) == len(places):
+        return step_seconds(stages, micro_batches, launch)
+    # Where stages visit a device more than once, no formula knows how they interlock.
+    slots = run_clock(
+        order,
+        places,
+        [stage.forward_time for stage in stages],
+        [stage.backward_time for stage in stages],
+        [stage.receive_time for stage in stages],
+    )
+    return max(max(slot.stop for slot in slots), micro_batches * launch)

@@ -1,0 +1,134 @@
+"""What a plan is asked for, checked and in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autobalance.devices.device import Device
+from autobalance.profiling.profile import Profile
+from autobalance.schedules.launches import SCHEDULES
+
+EXECUTABLE = ("naive",)
+"""Schedules that `"auto"` chooses among: those that can be run."""
+# More micro-batches than that for each device gain little: the bubble is below an eighth.
+_MOST_PER_DEVICE = 8
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that a plan depends on.
+
+    Attributes:
+        profile: of the whole batch.
+        devices: in the given order.
+        budgets: bytes per device.
+        policy: its name.
+        pins: (block index or `ROOT`, device).
+        excess: bytes by which each device is known to stand above the replay.
+        schedules: that may be chosen.
+        micro_batches: that may be chosen; empty: any.
+        recompute: whether blocks may recompute what they save; None: where nothing fits without.
+        offload: whether host memory may be used.
+    """
+
+    profile: Profile
+    devices: tuple[Device, ...]
+    budgets: tuple[int, ...]
+    policy: str
+    pins: tuple[tuple[int, int], ...] = ()
+    excess: tuple[int, ...] = ()
+    schedules: tuple[str, ...] = EXECUTABLE
+    micro_batches: tuple[int, ...] = ()
+    recompute: bool | None = False
+    offload: bool = False
+
+    @property
+    def splits(self) -> Iterator[tuple[str, int]]:
+        """Schedules with numbers of micro-batches, the simplest first.
+
+        A batch of one knows one way. Of the numbers that make parts of one size, the least is enough.
+        """
+        if "naive" in self.schedules and 1 in (self.micro_batches or (1,)):
+            yield "naive", 1
+        others = [schedule for schedule in self.schedules if schedule != "naive"]
+        for schedule in others:
+            for count in self.micro_batches or self._useful_counts:
+                if count > 1 or "naive" not in self.schedules:
+                    yield schedule, count
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `plan` that ask the same of a profile of another batch."""
+        names = {owner: name for name, owner in self.profile.loose} | dict(enumerate(self.profile.names))
+        return {
+            "devices": self.devices,
+            "policy": self.policy,
+            "micro_batches": self.micro_batches or "auto",
+            "schedule": self.schedules,
+            "max_memory": dict(enumerate(self.budgets)),
+            "reserve": 0,
+            "pin": {names[owner]: device for owner, device in self.pins},
+            "recompute": "auto" if self.recompute is None else self.recompute,
+            "offload": self.offload,
+            "excess": self.excess,
+        }
+
+    @property
+    def _useful_counts(self) -> list[int]:
+        batch = self.profile.batch_size
+        most = min(batch, _MOST_PER_DEVICE * len(self.devices))
+        sizes = {-(-batch // count) for count in range(1, most + 1)} if batch else {0}
+        return sorted({-(-batch // size) if size else 1 for size in sizes})
+
+
+def schedules_in(schedule: str | Sequence[str]) -> tuple[str, ...]:
+    """The schedules that a user's word or words allow.
+
+    Example:
+        >>> schedules_in("1f1b")
+        ('1f1b',)
+
+    Raises:
+        ValueError: a schedule that does not exist.
+    """
+    if schedule == "auto":
+        return EXECUTABLE
+    wanted = (schedule,) if isinstance(schedule, str) else tuple(schedule)
+    unknown = [word for word in wanted if word not in SCHEDULES]
+    if unknown or not wanted:
+        raise ValueError(
+            f"schedule={schedule!r} does not exist; choose 'auto', one of {', '.join(map(repr, SCHEDULES))}, or "
+            f"several of these to choose among"
+        )
+    return wanted
+
+
+def counts_in(micro_batches: int | str | Sequence[int], schedules: Sequence[str], batch_size: int) -> tuple[int, ...]:
+    """The numbers of micro-batches that a user allows; empty for any.
+
+    Example:
+        >>> counts_in("auto", ["1f1b"], batch_size=32)
+        ()
+
+    Raises:
+        ValueError: a number that no batch can be split into, or more than one for a schedule that takes batches whole.
+    """
+    if micro_batches == "auto":
+        return ()
+    wanted = (micro_batches,) if isinstance(micro_batches, int) else micro_batches
+    if isinstance(wanted, str) or not all(type(count) is int and count > 0 for count in wanted) or not wanted:
+        raise ValueError(
+            f"micro_batches={micro_batches!r} does not exist; choose 'auto', a number of parts from 1 on, or several "
+            f"of these to choose among"
+        )
+    most = max(wanted)
+    if tuple(schedules) == ("naive",) and max(wanted) > 1:
+        raise ValueError(
+            f"micro_batches={micro_batches!r} needs a schedule that splits batches: choose schedule='1f1b' or 'gpipe'; "
+            f"the naive one takes a batch as a whole"
+        )
+    if most > 1 and batch_size and most > batch_size:
+        raise ValueError(f"micro_batches={micro_batches!r}: a batch of {batch_size} samples has no {most} parts")
+    return tuple(sorted(set(wanted)))

@@ -1,0 +1,151 @@
+"""Which stages a search has to look at: those that a better plan could have.
+
+What a stage holds and how long it takes at least grows with its length, so that a limit of either cuts rows of stages
+short. Limits are guessed, verified by what the search finds, and widened where that is not enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobalance.partitioning.chain import Chain
+from autobalance.partitioning.policies import NEARLY, Cut, Policy, auto, balanced, fastest
+from autobalance.partitioning.stage_peaks import Reach
+from autobalance.profiling.timeline import HOST, Timeline
+
+# Chains up to this length are searched whole: there is not enough to spare.
+_SHORT = 128
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What every unit adds at least to the stages that hold it.
+
+    Attributes:
+        held: bytes at each of several instants, `[instant][unit]`.
+        seconds: for one micro-batch on the fastest device.
+    """
+
+    held: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all stages of the chain can be looked at."""
+        return len(self.seconds) <= _SHORT
+
+    def reach(self, most_bytes: float = np.inf, most_seconds: float = np.inf) -> Reach:
+        """The stages that hold and take no more than that.
+
+        Example:
+            >>> growth.reach(most_bytes=80 * 2**30).width
+
+        Args:
+            most_bytes: limit of what a stage holds at the least.
+            most_seconds: limit of what it takes at the least.
+        """
+        units = len(self.seconds)
+        last = np.full(units, units, dtype=np.int64)
+        for column, most in [
+            *((held.astype(np.float64), most_bytes) for held in self.held),
+            (self.seconds, most_seconds),
+        ]:
+            if np.isfinite(most):
+                sums = np.concatenate([[0.0], np.cumsum(column)])
+                # Rounding of sums must not lose a stage that is just within the limit.
+                last = np.minimum(last, np.searchsorted(sums, sums[:-1] + most * (1 + 1e-9), side="right") - 1)
+        return Reach.of(np.maximum(last, np.arange(units) + 1).tolist())
+
+
+def growth_of(timeline: Timeline, chain: Chain, seconds: Sequence[NDArray[np.float64]]) -> Growth:
+    """What every unit adds, from instants at which nothing is shared between units.
+
+    Example:
+        >>> growth_of(profile.timeline, chain, seconds=[times]).reach(most_bytes=2**30)
+
+    Args:
+        timeline: storage events of a micro-batch.
+        chain: its units.
+        seconds: per kind of device, of each unit.
+    """
+    place = {owner: unit for unit, owners in enumerate(chain.units) for owner in owners}
+    of = np.array([place.get(owner, -1) if owner != HOST else -1 for owner in timeline.owners], dtype=np.int64)
+    own = (np.array(timeline.values, dtype=np.int64) < 0) & (of >= 0)
+    if timeline.wholes:
+        own &= np.array(timeline.wholes, dtype=np.int64) < 0
+    births, deaths = timeline.lives
+    sizes = np.array(timeline.sizes, dtype=np.int64)
+    instants = [position for name, position in timeline.marks if name.endswith(("forward", "backward"))]
+    held = np.zeros((len(instants), len(chain.units)), dtype=np.int64)
+    for row, instant in zip(held, instants, strict=True):
+        alive = own & (births < instant) & (deaths >= instant)
+        np.add.at(row, of[alive], sizes[alive])
+    return Growth(held, np.min(np.array(seconds), axis=0))
+
+
+Limits = tuple[float, float]
+"""Of the bytes that a stage holds at the least, and of the seconds that it takes."""
+# How far above the least possible the first guess lies.
+_GUESS = 1.1
+_WIDER = 1.5
+
+
+def first_limits(policy: Policy, growth: Growth, devices: int, budget: float, micro_batches: int) -> Limits:
+    """A guess of what no stage of a good plan exceeds.
+
+    Args:
+        policy: that is searched.
+        growth: of the chain.
+        devices: how many there are.
+        budget: the largest of them.
+        micro_batches: parts of the batch.
+    """
+    if policy is balanced:
+        least = (
+            max(max(column.sum() / devices, column.max(initial=0)) for column in growth.held) if len(growth.held) else 0
+        )
+        return min(budget, _GUESS * least), np.inf
+    if policy in (auto, fastest) and micro_batches > 1:
+        least = max(growth.seconds.sum() / devices, growth.seconds.max())
+        return budget, _GUESS * least
+    return budget, np.inf
+
+
+def limits_of(
+    policy: Policy, growth: Growth, found: Cut | None, budget: float, micro_batches: int, floor: float
+) -> Limits:
+    """What no stage of a plan as good as the one found exceeds.
+
+    Args:
+        policy: that was searched.
+        growth: of the chain.
+        found: what was found; None: nothing.
+        budget: the largest of the devices.
+        micro_batches: parts of the batch.
+        floor: seconds that a step takes at least.
+    """
+    if found is None:
+        return budget, np.inf
+    if policy is balanced:
+        return min(1.0, found.key[0]) * budget, np.inf
+    if policy in (auto, fastest) and micro_batches > 1:
+        most = max(found.key[0], floor) * (1 + NEARLY)
+        return budget, (most - float(growth.seconds.sum())) / (micro_batches - 1)
+    return budget, np.inf
+
+
+def widened(limits: Limits, needed: Limits, *, is_found: bool) -> Limits:
+    """The next limits to search with, where a search within some did not prove enough.
+
+    Args:
+        limits: that were searched with.
+        needed: that would be enough for certain.
+        is_found: whether anything was found; then the needed ones are not far.
+    """
+    if is_found:
+        return max(limits[0], needed[0]), max(limits[1], needed[1])
+    return min(limits[0] * _WIDER, needed[0]), min(limits[1] * _WIDER, needed[1])

@@ -1,0 +1,160 @@
+"""What every stage costs on every kind of device: the tables that the search works on.
+
+A table has a row for each unit `k` to begin with and a column for each length: entry `[k, d]` is about the stage
+`[k, k + d + 1)`. Stages longer than the table is wide are not of interest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobalance.partitioning.chain import Chain
+from autobalance.partitioning.kinds import Kind
+from autobalance.partitioning.stage_memory import StageMemory
+from autobalance.partitioning.stage_peaks import Matrix
+
+Table = NDArray[np.float64]
+
+InFlight = Callable[[int], int]
+"""Micro-batches in flight in a stage, by the number of stages from it to the end."""
+
+
+def in_flight_of(schedule: str, micro_batches: int) -> InFlight:
+    """How many micro-batches are in flight, by the number of stages from one on to the end.
+
+    Example:
+        >>> in_flight_of("1f1b", 8)(3)
+        3
+
+    Args:
+        schedule: its name.
+        micro_batches: parts of the batch.
+    """
+    if schedule == "1f1b":
+        return lambda left: min(micro_batches, left)
+    if schedule == "gpipe":
+        return lambda left: micro_batches
+    return lambda left: 1
+
+
+@dataclass
+class Tables:
+    """Use and seconds of every stage on every kind.
+
+    Attributes:
+        kinds: of devices.
+        chain: what is cut.
+        memory: peaks of the stages; None: they hold nothing.
+        seconds: `[kind][unit]`: seconds of a micro-batch in a unit, there and back.
+        beside: `[kind]`: seconds of what lies on the device beside the chain.
+        received: `[kind]`: bytes that come into a stage, as `transfers.received` has them.
+        links: `[before, kind]`: bytes per second into a kind from the one before it; the last row is for the first
+            stage. A single row where the kind before makes no difference.
+        in_flight: by the number of stages to the end.
+        width: units of the longest stage of interest.
+        floor: seconds that a step takes at least, however it is cut.
+        hard: False lets devices go over their budgets.
+        known: `(kind, in flight, start, stop)` -> bytes that a replay found more than the tables say.
+    """
+
+    kinds: tuple[Kind, ...]
+    chain: Chain
+    memory: StageMemory | None
+    seconds: Sequence[NDArray[np.float64]]
+    beside: Sequence[float]
+    received: Sequence[Matrix]
+    links: NDArray[np.float64]
+    in_flight: InFlight
+    width: int
+    floor: float = 0.0
+    hard: bool = True
+    known: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
+    _uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
+    _times: dict[int, Table] = field(default_factory=dict, repr=False)
+
+    @property
+    def units(self) -> int:
+        """Length of the chain."""
+        return len(self.chain.units)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Devices of each kind."""
+        return tuple(len(kind.devices) for kind in self.kinds)
+
+    def use(self, kind: int, left: int) -> Table:
+        """Peak / budget; infinite where the stage is not allowed there.
+
+        Args:
+            kind: of the device.
+            left: stages from this one to the end.
+        """
+        held = self.in_flight(left)
+        if (kind, held) not in self._uses:
+            self._uses[kind, held] = self._measure(kind, held)
+        return self._uses[kind, held]
+
+    def time(self, kind: int) -> Table:
+        """`[before, k, d]`: seconds of a stage for one micro-batch, with its transfers, by the kind before it."""
+        if kind not in self._times:
+            sums = np.concatenate([[0.0], np.cumsum(self.seconds[kind])])
+            stops = np.minimum(np.arange(self.units)[:, None] + np.arange(self.width)[None] + 1, self.units)
+            computed = sums[stops] - sums[:-1, None] + self.beside[kind]
+            arriving = band(self.received[kind], self.width, 0).astype(np.float64)
+            self._times[kind] = computed[None] + arriving[None] / self.links[:, kind, None, None]
+        return self._times[kind]
+
+    def base(self, kind: int) -> float:
+        """Peak / budget of a device that holds no stage."""
+        here = self.kinds[kind]
+        empty = 0 if self.memory is None else int(self.memory.peaks(here.items)[0, 0])
+        return self._relative(np.array([[empty]]), here)[0, 0]  # type: ignore[no-any-return]
+
+    def _measure(self, kind: int, held: int) -> Table:
+        here = self.kinds[kind]
+        peaks = np.zeros((self.units, self.width), dtype=np.int64)
+        if self.memory is not None:
+            peaks = band(self.memory.peaks(here.items, held), self.width, 0)
+        for (place, count, start, stop), more in self.known.items():
+            if (place, count) == (kind, held) and stop - start <= self.width:
+                peaks[start, stop - start - 1] += more
+        uses = self._relative(peaks, here)
+        starts = np.arange(self.units)[:, None]
+        stops = starts + np.arange(self.width)[None] + 1
+        uses[stops > self.units] = np.inf
+        for unit in self.chain.bound:
+            inside = (starts <= unit) & (unit < stops)
+            uses[~inside if unit in here.units else inside] = np.inf
+        return uses
+
+    def _relative(self, peaks: Matrix, here: Kind) -> Table:
+        held = np.where(peaks > 0, peaks + here.excess, 0)
+        # A device without any budget may still stay empty; the divisor only has to keep the order.
+        uses: Table = held / float(max(1, here.budget))
+        if self.hard:
+            uses[held > here.budget] = np.inf
+        return uses
+
+
+def band(matrix: Matrix, width: int, fill: int) -> Matrix:
+    """Entries `[k, k + d + 1]` of a matrix of stages as `[k, d]`.
+
+    Example:
+        >>> band(peaks, width=4, fill=0)[2, 0] == peaks[2, 3]
+
+    Args:
+        matrix: of `n + 1` rows and columns.
+        width: number of columns of the result.
+        fill: for stages that end beyond the chain.
+    """
+    units = len(matrix) - 1
+    padded = np.full((units + 1, units + 1 + width), fill, dtype=matrix.dtype)
+    padded[:, : units + 1] = matrix
+    row, column = padded.strides
+    view = np.lib.stride_tricks.as_strided(padded[:, 1:], (units, width), (row + column, column))
+    entries: Matrix = view.copy()
+    return entries
