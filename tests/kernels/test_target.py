@@ -25,6 +25,11 @@ def test_a_gpu_is_found_by_its_name(word: str, capability: tuple[int, int]) -> N
     assert (target.kind, target.capability) == ("cuda", capability)
 
 
+def test_a_gpu_of_amd_has_its_own_kernels() -> None:
+    target = find_target("MI300X")
+    assert (target.kind, target.capability) == ("hip", (9, 4))
+
+
 def test_cuda_is_the_gpu_that_is_there_and_an_a100_where_none_is() -> None:
     present = Target("cuda", "some card", (12, 0))
     assert find_target("cuda", present) is present
