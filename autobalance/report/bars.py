@@ -28,7 +28,7 @@ def memory_bars(plan: Plan) -> Markup:
     """
     shares = shares_of(plan)
     largest = max(*plan.budgets, *plan.peaks, 1)
-    unit, scale = common_scale([largest])
+    unit, scale = common_scale(plan.peaks)
     rows = [_row(plan, index, share, largest) for index, share in enumerate(shares)]
     rows.append(axis(largest / scale, lambda tick: f"{tick:,g}", unit))
     used = [part for number, part in enumerate(PARTS) if any(share.stack[number] for share in shares)]
@@ -49,7 +49,7 @@ def _row(plan: Plan, index: int, share: Shares, largest: int) -> Markup:
     mark = percent(budget / largest)
     shapes.append(element("line", element("title", f"budget: {exactly(budget)}"), x1=mark, x2=mark, y1=0, y2=_HEIGHT))
     about = f"device {index}: peak {format_size(peak)} of a budget of {format_size(budget)}"
-    unit, scale = common_scale([largest])
+    unit, scale = common_scale(plan.peaks)
     figure = f"{peak / scale:,.2f} / {budget / scale:,.2f} {unit}, {plan.uses[index]:.1%}"
     return row(name, strip(shapes, _HEIGHT, about, class_="memory"), figure, over=peak > budget)
 

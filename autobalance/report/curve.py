@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,7 @@ from autobalance.profiling.timeline import Whole
 from autobalance.report.bars import exactly
 from autobalance.report.markup import Markup, element, joined, percent
 from autobalance.report.names import device_title
+from autobalance.report.phases import phase_labels
 from autobalance.report.replayed import step_of
 from autobalance.report.rows import legend, picture, row, stretched, strip
 from autobalance.units import format_size
@@ -18,8 +21,6 @@ from autobalance.units import format_size
 _HEIGHT = 72
 # Stretches of time of which the least and the most is drawn; a strip has about as many pixels.
 _STRETCHES = 500
-# A name of a phase needs this share of the width.
-_ROOM = 0.15
 
 
 def memory_curves(plan: Plan, profile: Profile) -> Markup:
@@ -36,10 +37,11 @@ def memory_curves(plan: Plan, profile: Profile) -> Markup:
     rows = [_row(plan, index, *usage[index], count, largest, marks) for index in range(len(plan.devices))]
     told = legend((("area", "bytes alive"), ("budget-line", "budget")))
     words = (
-        f"From left to right: the {count:,} births and deaths of storages of one step, in the order in which they are "
-        f"launched, not to a scale of time. Each strip is 0 to {format_size(largest)} high. A dot marks the peak."
+        f"From left to right: {count:,} births and deaths of storages, in the order in which they are launched, not "
+        f"to a scale of time{_which(timeline.steps)}. Each strip is 0 to {format_size(largest)} high. "
+        "A dot marks the peak."
     )
-    return joined(picture(*rows, _phases(marks), class_="tall"), told, element("p", words, class_="note"))
+    return joined(picture(*rows, phase_labels(marks), class_="tall"), told, element("p", words, class_="note"))
 
 
 def _row(
@@ -68,6 +70,12 @@ def _row(
     name = device_title(index, plan.devices[index].name)
     figure = f"peak {format_size(peak)}"
     return row(name, strip(shapes, _HEIGHT, about), figure, over=peak > budget)
+
+
+def _which(steps: Sequence[int]) -> str:
+    if len(steps) < 2:
+        return ""
+    return f"; step {steps[0]} makes the optimizer's state, and all further ones are like step {steps[-1]}"
 
 
 def _level(size: int, largest: int) -> float:
@@ -106,14 +114,3 @@ def _outline(positions: Whole, alive: Whole, count: int, largest: int) -> str:
     points = zip((positions / count * 1000).tolist(), ((1 - alive / largest) * 1000).tolist(), strict=True)
     steps = "".join(f"H{x:.1f}V{y:.1f}" for x, y in points)
     return f"M0 1000{steps}H1000V1000z"
-
-
-def _phases(marks: list[tuple[str, float]]) -> Markup:
-    """Names of the phases that are wide enough for one."""
-    shapes = []
-    for (name, start), stop in zip(marks, [*(x for _, x in marks[1:]), 1.0], strict=True):
-        if stop - start >= _ROOM:
-            shapes.append(
-                element("text", name, x=percent((start + stop) / 2), y=14, text_anchor="middle", class_="small")
-            )
-    return row("", strip(shapes, 20, "phases of the step"), "") if shapes else Markup()

@@ -45,7 +45,7 @@ def plot_plan(plan: Plan) -> tuple[Figure, Axes]:
     count = len(plan.devices)
     figure = Figure(figsize=(9, 1.6 + _INCHES_EACH * count), layout="constrained")
     axes = figure.add_subplot()
-    unit, scale = common_scale([*plan.peaks, *plan.budgets])
+    unit, scale = common_scale(plan.peaks)
     _draw_stacks(axes, plan, scale)
     for index, budget in enumerate(plan.budgets):
         label = "budget" if index == 0 else "_again"

@@ -53,8 +53,17 @@ def gantt(plan: Plan) -> Markup:
     rows = [_row(plan, index, slots, end) for index in _used(plan)]
     scale, unit = next(((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if end >= scale), (1e-6, "µs"))
     rows.append(axis(end / scale, lambda tick: f"{tick:,g}", unit))
-    told = legend((("forward", "forward"), ("backward", "backward"), ("receive", "waits for its input to arrive")))
+    told = legend(_entries(plan))
     return joined(picture(*rows), told, _what_it_shows(plan, slots, end))
+
+
+def _entries(plan: Plan) -> list[tuple[str, str]]:
+    entries = [("forward", "forward")]
+    if any(stage.backward_time for stage in plan.stages):
+        entries.append(("backward", "backward"))
+    if any(stage.receive_time for stage in plan.stages):
+        entries.append(("receive", "waits for its input to arrive"))
+    return entries
 
 
 def _used(plan: Plan) -> list[int]:
@@ -80,13 +89,14 @@ def _shapes(plan: Plan, slot: Slot, end: float) -> list[Markup]:
     received = stage.receive_time / (2 if stage.backward_time else 1)
     visit = f", stage {slot.stage}" if len(plan.stages) > len({each.device for each in plan.stages}) else ""
     took = format_time(slot.stop - slot.start)
-    title = f"{what} of micro-batch {slot.micro_batch}{visit}: {format_time(slot.start)} to {format_time(slot.stop)}"
+    of = f" of micro-batch {slot.micro_batch}" if plan.micro_batches > 1 else ""
+    title = f"{what}{of}{visit}: {format_time(slot.start)} to {format_time(slot.stop)}"
     title += f", {took}" + (f", of which {format_time(received)} of transfers" if received else "")
     begun = min(slot.start + received, slot.stop)
     shapes = [bar(begun / end, slot.stop / end, _HEIGHT - 6, what, title, top=3)]
     if received:
         shapes.append(bar(slot.start / end, begun / end, _HEIGHT - 6, "receive", title, top=3))
-    if _is_wide(slot, end):
+    if plan.micro_batches > 1 and _is_wide(slot, end):
         middle = percent((begun + slot.stop) / 2 / end)
         shapes.append(element("text", str(slot.micro_batch), x=middle, y=_HEIGHT / 2 + 4, text_anchor="middle"))
     return shapes
@@ -109,7 +119,7 @@ def _one_shape(slots: Sequence[Slot], end: float, backward: bool) -> Markup:
 
 def _what_it_shows(plan: Plan, slots: Sequence[Slot], end: float) -> Markup:
     idle = [str(index) for index in range(len(plan.devices)) if index not in {slot.device for slot in slots}]
-    numbered = any(_is_wide(slot, end) for slot in slots) and len(slots) <= _MOST
+    numbered = plan.micro_batches > 1 and any(_is_wide(slot, end) for slot in slots) and len(slots) <= _MOST
     words = "Numbers are micro-batches. " if numbered else ""
     words += f"Forwards and backwards of one step take {format_time(end)} here"
     if plan.step_time and abs(end / plan.step_time - 1) > 5e-4:

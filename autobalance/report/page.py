@@ -69,7 +69,7 @@ def page(plan: Plan, profile: Profile | None) -> str:
         _section("Memory of each device at its peak", memory_bars(plan)),
         _section("What is where", _places(plan)),
         _section("Timeline of one step", gantt(plan)),
-        _section("Memory over one step", _curves(plan, profile)),
+        _section("Memory over time", _curves(plan, profile)),
         _section(f"Lower bounds of the {plan.objective}", waterfall(plan)),
         _list("Advice", plan.advice),
         _section("Blocks", block_table(plan)),

@@ -47,7 +47,7 @@ def test_memory_over_the_step_is_replayed_in_launch_order(pipelined: Plan, eleme
     # Static 8 GiB; saved 2 GiB for each of two and one micro-batches in flight; half a GiB inside a backward.
     assert "peak 12.50 GiB" in figures
     assert "peak 10.50 GiB" in figures
-    assert "Memory over one step" in read.texts("h2")
+    assert "Memory over time" in read.texts("h2")
 
 
 def test_bounds_are_a_waterfall(pipelined: Plan, elements: Reader) -> None:
