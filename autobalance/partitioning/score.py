@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
 from autobalance.partitioning.budgets import budgets_of
+from autobalance.partitioning.judge import judge, launched
 from autobalance.partitioning.plan import relative_use
-from autobalance.partitioning.replay import replay, replay_allocator
+from autobalance.partitioning.replay import replay_allocator
 from autobalance.partitioning.stage import Stage
-from autobalance.partitioning.times import launch_seconds, optimizer_seconds, runs_of, stages_of, step_seconds
+from autobalance.partitioning.times import optimizer_seconds
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.profiling.profile import BlockCost, Profile
 from autobalance.profiling.required import require_profile
-from autobalance.profiling.timeline import Timeline
-from autobalance.schedules.launches import in_flight, launch_order
-from autobalance.timelines.micro_batches import interleaved
+from autobalance.schedules.launches import launch_order
 
 
 @dataclass(frozen=True)
@@ -128,38 +127,35 @@ def score(
             notes.append(f"{names} must share a device; what they share is counted once, with its owner")
     home = assignment[-1] if root is None else _position("root", root, len(targets))
     part = _micro_batch(profile, micro_batches, schedule)
-    runs = runs_of(assignment)
-    order = launch_order(
-        schedule, len(runs), micro_batches, devices=[device for _, _, device in runs], training=profile.training
-    )
-    timeline = part.timeline
-    if micro_batches > 1:
-        timeline = interleaved(timeline, len(part.blocks), [(start, stop) for start, stop, _ in runs], order)
-    stages = stages_of(part, assignment, home, targets, crossings_of(part), in_flight(order, len(runs)))
+    judged = judge(part, assignment, home, targets, crossings_of(part), schedule=schedule, micro_batches=micro_batches)
     return Score(
         assignment,
         home,
-        tuple(replay(timeline, assignment, home, len(targets))),
+        judged.peaks,
         budgets_of(targets, max_memory, reserve),
-        step_seconds(stages, micro_batches, launch_seconds(part, targets)),
+        judged.seconds,
         tuple(notes),
-        stages,
-        micro_batches * sum(stage.received for stage in stages),
+        judged.stages,
+        micro_batches * sum(stage.received for stage in judged.stages),
         optimizer_seconds(profile, assignment, targets),
-        _reserved(profile, timeline, assignment, home, len(targets)) if reserved else (),
+        _reserved(part, judged.stages, schedule, micro_batches, home, len(targets)) if reserved else (),
         micro_batches,
         schedule,
     )
 
 
 def _reserved(
-    profile: Profile, timeline: Timeline, assignment: Sequence[int], root: int, devices: int
+    profile: Profile, stages: Sequence[Stage], schedule: str, micro_batches: int, root: int, devices: int
 ) -> tuple[int, ...]:
     if profile.granule == 1:
         raise ValueError(
             f"the profile is of {profile.target!r}, which has no caching allocator that reserves memory; leave out "
             f"reserved=True, or make the profile with target='cuda'"
         )
+    places = [stage.device for stage in stages]
+    order = launch_order(schedule, len(stages), micro_batches, devices=places, training=profile.training)
+    assignment = [stage.device for stage in stages for _ in stage.blocks]
+    timeline = launched(profile, stages, order, micro_batches)
     return tuple(device.reserved for device in replay_allocator(timeline, assignment, root, devices))
 
 
