@@ -302,6 +302,7 @@ class Problem:
             links=self._links(kinds),
             in_flight=self._in_flight,
             width=len(units) if reach is None else reach.width,
+            reach=reach,
             floor=self.floor,
             hard=hard,
             known=self._found_larger(kinds),

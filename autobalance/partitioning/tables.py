@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind
 from autobalance.partitioning.stage_memory import StageMemory
-from autobalance.partitioning.stage_peaks import Matrix
+from autobalance.partitioning.stage_peaks import Matrix, Reach
 
 Table = NDArray[np.float64]
 
@@ -56,6 +56,7 @@ class Tables:
             stage. A single row where the kind before makes no difference.
         in_flight: by the number of stages to the end.
         width: units of the longest stage of interest.
+        reach: stages that are of interest; None: all are.
         floor: seconds that a step takes at least, however it is cut.
         hard: False lets devices go over their budgets.
         known: `(kind, in flight, start, stop)` -> bytes that a replay found more than the tables say.
@@ -70,6 +71,7 @@ class Tables:
     links: NDArray[np.float64]
     in_flight: InFlight
     width: int
+    reach: Reach | None = None
     floor: float = 0.0
     hard: bool = True
     known: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
@@ -125,7 +127,8 @@ class Tables:
         uses = self._relative(peaks, here)
         starts = np.arange(self.units)[:, None]
         stops = starts + np.arange(self.width)[None] + 1
-        uses[stops > self.units] = np.inf
+        ends = np.full(self.units, self.units) if self.reach is None else np.array(self.reach.last)
+        uses[stops > ends[:, None]] = np.inf
         for unit in self.chain.bound:
             inside = (starts <= unit) & (unit < stops)
             uses[~inside if unit in here.units else inside] = np.inf
