@@ -55,12 +55,12 @@ def _row(plan: Plan, index: int, share: Shares, largest: int) -> Markup:
 
 
 def _caution(shares: tuple[Shares, ...]) -> Markup:
-    if all(share.weights + share.gradients + share.optimizer + share.saved <= share.peak for share in shares):
-        return Markup()
-    words = (
-        "On some devices these parts are more than the peak together, since they are not all alive at one instant: "
-        "gradients come while saved tensors go. There, a bar shows of each part what those before it leave."
-    )
+    words = "Each part is drawn at its most, the rest is what they leave of the peak."
+    if any(share.weights + share.gradients + share.optimizer + share.saved > share.peak for share in shares):
+        words += (
+            " On some devices the parts are more than the peak together, since they are not all alive at one instant: "
+            "gradients come while saved tensors go. There, a bar shows of each part what those before it leave."
+        )
     return element("p", words, class_="note")
 
 

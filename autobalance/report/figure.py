@@ -54,7 +54,7 @@ def plot_plan(plan: Plan) -> tuple[Figure, Axes]:
     axes.set_yticks(range(count), labels=names, parse_math=False)
     axes.set_ylim(count - 0.4, -0.6)
     axes.set_xlim(0, 1.06 * max(*plan.peaks, *plan.budgets, 1) / scale)
-    axes.set_xlabel(f"{unit} at the peak")
+    axes.set_xlabel(f"peak in {unit}")
     axes.set_ylabel("device")
     title = f"{len(plan.blocks)} blocks on {count} device{'s' * (count > 1)}, largest use {max(plan.uses):.1%}"
     axes.set_title(title, parse_math=False)

@@ -66,7 +66,7 @@ def page(plan: Plan, profile: Profile | None) -> str:
         element("h1", heading),
         element("p", _lead(plan), class_="lead"),
         _cards(plan),
-        _section("Memory of each device at its peak", memory_bars(plan)),
+        _section("Peak of each device against its budget", memory_bars(plan)),
         _section("What is where", _places(plan)),
         _section("Timeline of one step", gantt(plan)),
         _section("Memory over time", _curves(plan, profile)),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autobalance.partitioning.candidate import micro_profile
+from autobalance.partitioning.judge import launched
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import Timeline, Whole
-from autobalance.report.words import stages_of
+from autobalance.report.words import visits_of
 from autobalance.schedules.launches import launch_order
 from autobalance.timelines.meeting import as_met
-from autobalance.timelines.micro_batches import interleaved
 
 
 def profile_of(plan: Plan, profile: Profile | None) -> Profile | None:
@@ -49,19 +50,11 @@ def step_of(plan: Plan, profile: Profile) -> tuple[Timeline, Whole]:
         plan: the plan.
         profile: that it was made from, of the whole batch.
     """
-    parts = plan.micro_batches
-    timeline = profile.scaled(-(-profile.batch_size // parts)).timeline if parts > 1 else profile.timeline
-    if any(what != "keep" for what in plan.saving):
-        from autobalance.timelines.recompute import with_savings
-
-        timeline = with_savings(timeline, plan.saving)
-    if parts > 1:
-        stages = stages_of(plan)
-        order = launch_order(
-            plan.schedule, len(stages), parts, devices=[stage.device for stage in stages], training=profile.training
-        )
-        spans = [(stage.start, stage.stop) for stage in stages]
-        timeline = interleaved(timeline, len(plan.blocks), spans, order)
+    part = micro_profile(profile, plan.micro_batches)
+    visits = visits_of(plan)
+    places = [stage.device for stage in visits]
+    order = launch_order(plan.schedule, len(visits), plan.micro_batches, devices=places, training=profile.training)
+    timeline = launched(part, visits, order, plan.micro_batches, plan.saving)
     return as_met(timeline, timeline.homes(plan.assignment, plan.root))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.block_cost import BlockCost
-from autobalance.report.words import stages_of
+from autobalance.report.words import visits_of
 
 PARTS = ("weights", "gradients", "optimizer", "saved", "rest")
 """What a device's peak is made of, in the order in which pictures stack it."""
@@ -68,7 +68,7 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
         plan: the plan.
     """
     kept = kept_bytes(plan)
-    stages = stages_of(plan)
+    stages = visits_of(plan)
     found = []
     for index, peak in enumerate(plan.peaks):
         rows = [(block, plan.blocks[block]) for block in plan.blocks_on(index)]

@@ -51,11 +51,11 @@ def format_value(plan: Plan, value: float) -> str:
     return format_time(value) if plan.objective == "step time" else f"{value:.1%}"
 
 
-def stages_of(plan: Plan) -> tuple[Stage, ...]:
+def visits_of(plan: Plan) -> tuple[Stage, ...]:
     """The plan's stages; of a plan that tells none, one for each run of blocks on one device.
 
     Example:
-        >>> [stage.device for stage in stages_of(plan)]
+        >>> [stage.device for stage in visits_of(plan)]
     """
     if plan.stages:
         return plan.stages
@@ -96,7 +96,7 @@ def schedule_line(plan: Plan) -> str:
         even = samples and samples * plan.micro_batches == (plan.profile.batch_size if plan.profile else 0)
         size = f" of {'' if even else 'at most '}{samples} sample{'s' * (samples > 1)}" if samples else ""
         parts.append(f"{plan.micro_batches} micro-batches{size}")
-    elif len({stage.device for stage in stages_of(plan)}) > 1:
+    elif len({stage.device for stage in visits_of(plan)}) > 1:
         parts.append("one device at a time")
     if not plan.step_time:
         return f"schedule: {', '.join(parts)}; the profile has no times"

@@ -26,7 +26,7 @@ def test_a_figure_stacks_memory_against_the_budget(pipelined: Plan) -> None:
         "saved for backward, in flight": [4.0, 2.0],
         "the rest": [0.5, 0.5],
     }
-    assert axes.get_xlabel() == "GiB at the peak"
+    assert axes.get_xlabel() == "peak in GiB"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0 A100", "1 A100"]
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
     png = io.BytesIO()

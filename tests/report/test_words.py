@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autobalance.partitioning.plan import Plan
-from autobalance.report.words import bubble, fit_line, format_time, schedule_line, stages_of, waterfall_line
+from autobalance.report.words import bubble, fit_line, format_time, schedule_line, visits_of, waterfall_line
 
 GIB = 2**30
 
@@ -62,5 +62,5 @@ def test_where_it_is_tight_is_told(pipelined: Plan) -> None:
 
 
 def test_a_plan_that_tells_no_stages_has_one_for_each_run_of_blocks(pipelined: Plan) -> None:
-    stages = stages_of(replace(pipelined, stages=(), assignment=(0, 1, 1, 0)))
+    stages = visits_of(replace(pipelined, stages=(), assignment=(0, 1, 1, 0)))
     assert [(stage.start, stage.stop, stage.device) for stage in stages] == [(0, 1, 0), (1, 3, 1), (3, 4, 0)]
