@@ -8,11 +8,13 @@ unit of a chain; a device that holds consecutive units is visited on the way dow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, pairwise, zip_longest
+from dataclasses import replace
+from itertools import pairwise, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.transfers import Crossing
 from autobalance.profiling.timeline import ROOT
 
@@ -43,13 +45,47 @@ def folded_units(blocks: int, crossings: Sequence[Crossing]) -> Units | None:
     for (above, below), (left, right) in pairwise([(-1, blocks), *nest]):
         # In turns, so that a cut between two skips leaves about as much of the way down as of the way up.
         down, up = range(above + 1, left), range(below - 1, right, -1)
-        turns = chain.from_iterable(zip_longest(down, up))
-        units += [(block,) for block in turns if block is not None]
+        units += [(block,) for pair in zip_longest(down, up) for block in pair if block is not None]
         units.append((left, right))
     # The innermost part is left in call order: a cut there moves its tensors once, and would twice if it were folded.
     units += [(block,) for block in range(nest[-1][0] + 1, nest[-1][1])]
     unfolded = [(block,) for block in range(blocks)]
     return tuple(units) if cut_bytes(units, crossings).mean() < cut_bytes(unfolded, crossings).mean() else None
+
+
+def folded_chain(chain: Chain, crossings: Sequence[Crossing]) -> Chain | None:
+    """A chain folded along the skips between its units; what stands beside it stays there.
+
+    Example:
+        >>> folded_chain(build_chain(profile, {}, None, free_pins=False), crossings_of(profile))
+
+    Args:
+        chain: in call order.
+        crossings: what passes between blocks.
+
+    Returns:
+        The chain of the folded units; None where folding does not help, or joins units that are bound to different
+        devices.
+    """
+    place = {owner: unit for unit, owners in enumerate(chain.units) for owner in owners}
+    between = []
+    for crossing in crossings:
+        source = place.get(crossing.source)
+        targets = [place[target] for target in crossing.targets if target in place]
+        if source is not None and targets:
+            between.append(replace(crossing, source=source, targets=tuple(targets)))
+    order = folded_units(len(chain.units), between)
+    if order is None:
+        return None
+    bound: dict[int, int] = {}
+    for unit, joined in enumerate(order):
+        devices = {chain.bound[member] for member in joined if member in chain.bound}
+        if len(devices) > 1:
+            return None
+        if devices:
+            bound[unit] = devices.pop()
+    units = tuple(tuple(owner for member in joined for owner in chain.units[member]) for joined in order)
+    return Chain(units, chain.items, bound)
 
 
 def cut_bytes(units: Sequence[Sequence[int]], crossings: Sequence[Crossing]) -> NDArray[np.float64]:

@@ -48,8 +48,9 @@ class Residual(nn.Module):
         """Features of the same resolution."""
         x = x if skip is None else torch.cat([x, skip], 1)
         hidden = self.first(F.silu(self.norm_1(x)))
-        shortened: Tensor = self.short(x)
-        return shortened + self.second(F.silu(self.norm_2(hidden)))
+        hidden = self.second(F.silu(self.norm_2(hidden)))
+        features: Tensor = self.short(x) + hidden
+        return features
 
 
 class Larger(nn.Module):
@@ -208,7 +209,7 @@ class Cuts:
         self, devices: int, cost: Callable[[int, int], float], combine: Callable[[float, float], float]
     ) -> tuple[float, tuple[int, ...]]:
         count = len(self._units)
-        best = {count: (0.0, (count,))}
+        best: dict[int, tuple[float, tuple[int, ...]]] = {count: (0.0, (count,))}
         for left in range(devices):
             first = range(count) if left < devices - 1 else range(1)
             best = {

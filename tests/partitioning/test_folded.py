@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autobalance
-from autobalance.partitioning.folded import assignment_of, cut_bytes, folded_units, visits
+from autobalance.partitioning.chain import Chain, Item
+from autobalance.partitioning.folded import assignment_of, cut_bytes, folded_chain, folded_units, visits
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.transfers import Crossing, bytes_moved, crossings_of
 from autobalance.profiling.timeline import ROOT
@@ -76,6 +78,17 @@ def test_a_cut_of_the_folded_chain_moves_what_passes_it_twice_and_no_skip() -> N
     assert cut_bytes(units, crossings).tolist() == [4.0] * 5  # down and up, each with its gradient
     # In call order the cut after block 3 leaves the skips of blocks 0 to 3 on the other side.
     assert cut_bytes([(block,) for block in range(11)], crossings)[3] == 2 * (1 + 4)
+
+
+def test_a_chain_is_folded_unit_by_unit_and_keeps_what_it_is_bound_to() -> None:
+    # Blocks 1 and 2 share a device, and so do 0 and 8, which are beside the chain; the root is with the last unit.
+    crossings = [*_u_shape(4, skip=3), Crossing(8, (ROOT,), 1, True), Crossing(ROOT, (0,), 1, False)]
+    units = ((1, 2), (3,), (4,), (5,), (6, 7, ROOT))
+    chain = Chain(units, items=(Item((0, 8), None),), bound={1: 1})
+    folded = folded_chain(chain, crossings)
+    assert folded == Chain(((1, 2, 6, 7, ROOT), (3, 5), (4,)), chain.items, {1: 1})
+    assert folded_chain(replace(chain, bound={1: 1, 3: 0}), crossings) is None
+    assert folded_chain(chain, crossings[:8]) is None
 
 
 def test_cuts_become_assignments_and_assignments_visits() -> None:
