@@ -52,7 +52,8 @@ def block_table(plan: Plan) -> Markup:
     unit, size = common_unit(cost(row) for cost in shown.values() for row in plan.blocks)
     words = f"Sizes of each block in {unit}{', times in ms' if timed else ''}{_of_what(plan)}."
     marked = any(run.mark for run in runs)
-    named = ["blocks", "class", *["memory"] * marked]
+    classed = any(row.kind for row in plan.blocks)
+    named = ["blocks", *["class"] * classed, *["memory"] * marked]
     figures = ["count", "device", *shown, *timed]
     head = element(
         "tr",
@@ -62,7 +63,8 @@ def block_table(plan: Plan) -> Markup:
     body = []
     for run in runs:
         name = run.first if run.count == 1 else name_range(run.first, run.last)
-        cells = [element("th", name, scope="row"), element("td", run.row.kind)]
+        cells = [element("th", name, scope="row")]
+        cells += [element("td", run.row.kind)] * classed
         cells += [element("td", run.mark)] * marked
         numbers = [str(run.count), str(run.device), *(size(cost(run.row)) for cost in shown.values())]
         numbers += [three_figures(cost(run.row) * 1e3) for cost in timed.values()]

@@ -101,7 +101,7 @@ def _cards(plan: Plan) -> Markup:
     cards = [
         _card(*(("Fits", told, "good") if plan.fits else ("Does not fit", told, "bad"))),
         _card(
-            "Optimal" if plan.optimal else f"Gap {plan.gap:.1%}",
+            "Optimal" if plan.optimal else f"Gap {plan.gap:.1%}" if plan.gap > SAME else "Gap below 0.1%",
             f"{plan.objective} {format_value(plan, plan.value)}, {_proof(plan)}",
             "good" if plan.optimal else "",
         ),

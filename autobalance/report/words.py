@@ -127,7 +127,10 @@ def proof(plan: Plan) -> str:
     """
     if plan.optimal:
         return "optimal" if plan.gap <= SAME else f"within {plan.gap:.1%} of the least, for more room in memory"
-    return f"at most {plan.gap:.1%} above the least possible" if plan.bounds else "without a bound"
+    if not plan.bounds:
+        return "without a bound"
+    told = f"at most {plan.gap:.1%}" if plan.gap > SAME else "less than 0.1%"
+    return f"{told} above the least possible"
 
 
 def fit_line(plan: Plan) -> str:

@@ -51,6 +51,10 @@ def test_the_waterfall_ends_in_the_optimum_or_in_the_gap(pipelined: Plan) -> Non
     assert waterfall_line(pipelined) == f"{bounds} = optimal"
     worse = replace(pipelined, value=1.05, optimal=False)
     assert waterfall_line(worse) == f"{bounds}; this plan 1.05 s, at most 5.0% above the least possible"
+    unproved = replace(pipelined, value=1.0002, optimal=False)
+    assert waterfall_line(unproved).endswith("this plan 1.00 s, less than 0.1% above the least possible")
+    roomier = replace(pipelined, value=1.01)
+    assert waterfall_line(roomier).endswith("this plan 1.01 s, within 1.0% of the least, for more room in memory")
     packed = replace(pipelined, objective="largest use", value=0.5, bounds={"area": 0.25, "memory": 0.5})
     assert waterfall_line(packed) == "largest use: area 25.0% → memory 50.0% = optimal"
 
