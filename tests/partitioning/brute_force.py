@@ -253,10 +253,15 @@ def outcome(
 
 @dataclass(frozen=True)
 class Best:
-    """The best of all plans: what the policy compares, and the least step time of any plan that fits."""
+    """The best of all plans.
 
-    key: Key
-    least_time: float
+    Attributes:
+        keys: what the policy compares; several where one that is not quite the least is as good.
+        least_times: the least step times of all plans that fit, for each of these.
+    """
+
+    keys: tuple[Key, ...]
+    least_times: tuple[float, ...]
 
 
 def key_of(question: Question, found: Outcome) -> Key:
@@ -268,8 +273,8 @@ def key_of(question: Question, found: Outcome) -> Key:
         return (found.peaks[0], max(found.uses[1:], default=0.0))
     if question.policy == "sequential":
         used = len(set(found.assignment))
-        if question.group or question.pins:
-            return (used,)  # what stands beside the chain fills devices out of their order
+        if question.group or question.pins or len(question.schedules) > 1:
+            return (used,)  # what fills a device first is then no longer a matter of the order alone
         return (used, *(-found.assignment.count(device) for device in range(len(question.machines))))
     return (max(found.uses),)
 
@@ -277,7 +282,7 @@ def key_of(question: Question, found: Outcome) -> Key:
 def best(question: Question) -> Best | None:
     """The best plan of a question, by a look at every plan; None: nothing fits.
 
-    Pinned blocks keep their place in the call order where that costs at most 5 % of what is compared first.
+    Pinned blocks keep their place in the call order unless that costs more than 5 % of what is compared first.
     """
     in_order = _best_of(question, frozenset())
     pinned = frozenset(question.pins)
@@ -286,8 +291,10 @@ def best(question: Question) -> Best | None:
     anywhere = _best_of(question, pinned)
     if in_order is None or anywhere is None:
         return in_order or anywhere
-    gain = 1 - anywhere.key[0] / in_order.key[0] if in_order.key[0] else 0.0
-    return anywhere if gain > PRICE_OF_DISORDER else in_order
+    compared = [each.least_times[0] if question.policy == "auto" else each.keys[0][0] for each in (anywhere, in_order)]
+    if compared[0] < (1 - PRICE_OF_DISORDER) * compared[1]:
+        return anywhere
+    return Best(in_order.keys + anywhere.keys, in_order.least_times + anywhere.least_times)
 
 
 def _best_of(question: Question, movable: frozenset[int]) -> Best | None:
@@ -297,7 +304,7 @@ def _best_of(question: Question, movable: frozenset[int]) -> Best | None:
     least = min(each.step_time for each in found)
     if question.policy == "auto":
         found = [each for each in found if each.step_time <= NEAR * least * (1 + EPSILON)]
-    return Best(min(key_of(question, each) for each in found), least)
+    return Best((min(key_of(question, each) for each in found),), (least,))
 
 
 def _outcomes(question: Question, movable: frozenset[int]) -> Iterator[Outcome]:
@@ -340,7 +347,7 @@ def assignments(question: Question, movable: frozenset[int]) -> Iterator[tuple[i
     apart = movable | (frozenset(group) if is_far or movable & set(group) else frozenset())
     chain = [block for block in question.blocks if block not in apart]
     devices = range(len(question.machines))
-    free = question.policy in ("auto", "balanced")
+    free = question.policy != "sequential"
     for stages in range(min(len(chain), 1), min(len(chain), len(devices)) + 1):
         orders = permutations(devices, stages) if free else combinations(devices, stages)
         for order, cuts in product(list(orders), list(combinations(range(1, len(chain)), max(0, stages - 1)))):

@@ -49,8 +49,8 @@ def ask(question: Question) -> Plan | None:
             profile,
             devices,
             policy=question.policy,
-            micro_batches=_only(question.micro_batches),
-            schedule=_only(question.schedules),
+            micro_batches=question.micro_batches,
+            schedule=question.schedules,
             recompute="recompute" in question.savings,
             offload="offload" in question.savings,
             pin={f"block{block}": device for block, device in question.pins.items()},
@@ -58,10 +58,6 @@ def ask(question: Question) -> Plan | None:
         )
     except InfeasiblePlanError:
         return None
-
-
-def _only(allowed: tuple[object, ...]) -> object:
-    return allowed[0] if len(allowed) == 1 else "auto"
 
 
 def differences(question: Question, wanted: Best | None) -> list[str]:
@@ -84,12 +80,14 @@ def differences(question: Question, wanted: Best | None) -> list[str]:
         *_apart("step time", (plan.step_time,), (found.step_time,)),
         *_apart("value", (plan.value,), (value,)),
     ]
-    if question.policy == "auto" and found.step_time > NEAR * wanted.least_time * (1 + 2 * EPSILON):
-        said.append(f"the step takes {found.step_time}, {wanted.least_time} is possible")
     mine = key_of(question, found)
-    if any(abs(a - b) > EPSILON * abs(b) for a, b in zip(mine, wanted.key, strict=True)):
-        said.append(f"the policy's key is {mine}, {wanted.key} is possible")
-    return said
+    wrong = [
+        f"the policy's key is {mine} after {found.step_time} s, {key} in less than {NEAR} times {least} s is possible"
+        for key, least in zip(wanted.keys, wanted.least_times, strict=True)
+        if any(abs(a - b) > EPSILON * abs(b) for a, b in zip(mine, key, strict=True))
+        or (question.policy == "auto" and found.step_time > NEAR * least * (1 + 2 * EPSILON))
+    ]
+    return [*said, *(wrong if len(wrong) == len(wanted.keys) else [])]
 
 
 def _apart(what: str, said: tuple[float, ...], true: tuple[float, ...]) -> list[str]:
