@@ -169,6 +169,24 @@ class Plan:
         """
         return replace(self, peaks=tuple(int(peak) for peak in peaks), notes=(*self.notes, *notes))
 
+    def max_batch(self) -> int:
+        """Samples of the largest batch that fits on these devices under the same policy and options, in as many parts.
+
+        Example:
+            >>> autobalance.plan(profile, "4x24GiB").max_batch()
+            48
+
+        Returns:
+            0 where not even one sample fits.
+
+        Raises:
+            ValueError: the plan was read from a file, its profile holds for its own batch only, or memory does not
+                limit the batch.
+        """
+        from autobalance.partitioning.largest_batch import largest_batch_of
+
+        return largest_batch_of(self)
+
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON.
 

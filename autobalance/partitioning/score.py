@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
+from autobalance.partitioning.agreement import refuse_other_profile
 from autobalance.partitioning.budgets import budgets_of
 from autobalance.partitioning.judge import judge, launched
-from autobalance.partitioning.plan import relative_use
+from autobalance.partitioning.plan import Plan, relative_use
 from autobalance.partitioning.replay import replay_allocator
 from autobalance.partitioning.stage import Stage
 from autobalance.partitioning.times import optimizer_seconds
@@ -67,7 +68,7 @@ class Score:
 
 def score(
     profile: Profile,
-    device_map: Mapping[str, int | str] | Sequence[int],
+    device_map: Mapping[str, int | str] | Sequence[int] | Plan,
     devices: str | Sequence[int | float | str | Device] | None = None,
     *,
     max_memory: Mapping[int | str, int | str] | None = None,
@@ -86,7 +87,8 @@ def score(
         profile: what the blocks cost.
         device_map: name -> device, as accelerate has it: the name of a block, of a module that contains blocks (`""`
             for all), or of all parts of a block; the device is a position in `devices` or a name that ends in one, such
-            as `"cuda:1"`. Or one position for each block, in call order.
+            as `"cuda:1"`. Or one position for each block, in call order; or a plan, of which the assignment and, where
+            nothing else is said, devices, root, schedule and micro-batches are taken.
         devices: as for `plan`.
         max_memory: as for `plan`.
         reserve: as for `plan`.
@@ -97,15 +99,25 @@ def score(
 
     Raises:
         TypeError: a map or a profile of another type.
-        ValueError: a block without a device, on `"cpu"` or `"disk"`, or split over devices; more micro-batches than
-            samples, or of a profile that cannot be scaled; allocators of a profile whose devices have none.
+        ValueError: a plan for another model, batch, optimizer or precision; a block without a device, on `"cpu"` or
+            `"disk"`, or split over devices; more micro-batches than samples, or of a profile that cannot be scaled;
+            allocators of a profile whose devices have none.
     """
     require_profile(profile, "score")
+    notes: list[str] = []
+    if isinstance(device_map, Plan):
+        refuse_other_profile(device_map, profile)
+        devices = device_map.devices if devices is None else devices
+        root = device_map.root if root is None else root
+        if (micro_batches, schedule) == (1, "naive"):
+            micro_batches, schedule = device_map.micro_batches, device_map.schedule
+        if set(device_map.saving) - {"keep"}:
+            notes.append("what the plan recomputes or offloads is kept on its device here")
+        device_map = device_map.assignment
     given: object = device_map
     if isinstance(given, str) or not isinstance(given, Collection):
         raise TypeError(f"device_map is a mapping from names to devices, or a device for each block, not {given!r}")
     targets = parse_devices(devices)
-    notes: list[str] = []
     if isinstance(device_map, Mapping):
         odd = [name for name in device_map if not isinstance(name, str)]
         if odd:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
+from autobalance.partitioning.agreement import refuse_other_devices, refuse_other_weights
 from autobalance.partitioning.plan import Plan
+from autobalance.placement.agreement import memory_of, weights_held
 from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
 from autobalance.placement.locate import DeviceLocator, Place, with_index
@@ -37,10 +39,12 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
         `model`. Its inputs are moved in, its output is where the last block left it. It can be copied and pickled.
 
     Raises:
-        ValueError: if the plan is for other blocks, or for other devices than there are; nothing has moved then.
+        ValueError: if the plan is for other blocks, weights or devices than there are; nothing has moved then.
     """
     targets = _torch_devices(plan, devices)
     blocks = find_blocks(model).ordered(plan.block_names)
+    refuse_other_weights(plan, weights_held(model, blocks, plan))
+    refuse_other_devices(plan, [(str(target), memory_of(target)) for target in targets])
     _refuse_meta(model)
     _release(model)
     root_device = targets[plan.root]

@@ -13,6 +13,7 @@ from autobalance.profiling.block_cost import BlockCost, between
 from autobalance.profiling.checks import check_profile
 from autobalance.profiling.fingerprint import fingerprint_of
 from autobalance.profiling.holders import Holder, Parts
+from autobalance.profiling.signature import resized
 from autobalance.profiling.textbook import COLUMNS, textbook
 from autobalance.profiling.timeline import Phase, Timeline, Whole
 from autobalance.saved import load, save
@@ -48,6 +49,7 @@ class Profile:
         holders: what holds the most at the peak, the largest first.
         parts: how certain the bytes at the peak are.
         larger: the timeline of larger batches, where they take another way through the step than this one.
+        signature: names, types and shapes of the tensors of every batch that was traced.
         other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
     """
 
@@ -68,6 +70,7 @@ class Profile:
     holders: tuple[Holder, ...] = ()
     parts: Parts = field(default_factory=Parts)
     larger: tuple[Timeline, ...] = ()
+    signature: str = ""
 
     def __post_init__(self) -> None:
         check_profile(self)
@@ -164,7 +167,14 @@ class Profile:
             return self
         batch = f"{self.batch}, with {batch_size} samples in place of {self.batch_size}"
         scaled = replace(
-            self, timeline=timeline, batch=batch, batch_size=batch_size, other_blocks=(), holders=(), parts=Parts()
+            self,
+            timeline=timeline,
+            batch=batch,
+            batch_size=batch_size,
+            other_blocks=(),
+            holders=(),
+            parts=Parts(),
+            signature=resized(self.signature, self.batch_size, batch_size),
         )
         if self.other_blocks:
             way = (batch_size - self.batch_size) / (self.other_batch_size - self.batch_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 from torch import nn
@@ -19,6 +19,7 @@ from autobalance.profiling.notes import notes_of
 from autobalance.profiling.opaque import OpaqueBlocks
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.rates import rates_for
+from autobalance.profiling.signature import BETWEEN_BATCHES, signature_of
 from autobalance.profiling.trace import Placement, Subject, trace_apart, trace_placed
 from autobalance.profiling.traced import Traced
 from autobalance.profiling.trial import Batch, Trial
@@ -66,7 +67,7 @@ class Profiler:
         traced = self._trace(lambda kind: trace_apart(self._subject(self.blocks, kind)))
         for told in notes_of(traced, self.training):
             self._note(told)
-        return build_profile(
+        profile = build_profile(
             self.blocks,
             traced,
             batch=", ".join(batch.name for batch in self.batches),
@@ -76,6 +77,7 @@ class Profiler:
             rates=rates_for(self.target),
             notes=self.notes,
         )
+        return replace(profile, signature=BETWEEN_BATCHES.join(signature_of(batch.data) for batch in self.batches))
 
     def forecast(
         self, names: Sequence[str], assignment: Sequence[int], loose: Mapping[str, int], root: int, devices: int

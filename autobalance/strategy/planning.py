@@ -10,9 +10,18 @@ from typing import Any
 
 import torch
 
+from autobalance.blocks import find_blocks
 from autobalance.compat import data_owners, loader_attachment_kept
 from autobalance.errors import InfeasiblePlanError
+from autobalance.partitioning.agreement import (
+    knows_its_batch,
+    refuse_larger_batch,
+    refuse_other_devices,
+    refuse_other_weights,
+)
 from autobalance.partitioning.plan import Plan
+from autobalance.placement.agreement import memory_of, weights_held
+from autobalance.profiling.signature import signature_of
 from autobalance.strategy.best_plan import best_plan
 from autobalance.strategy.loaders import elements_in, sample_batches
 from autobalance.strategy.options import Options
@@ -41,17 +50,14 @@ def plan_run(
         The plan, with nothing placed.
 
     Raises:
-        ValueError: if the user's plan is for another number of devices.
+        ValueError: if the user's plan is for another model, a smaller batch or other devices.
         InfeasiblePlanError: if no plan fits.
     """
     module = trainer.lightning_module
     training = trainer.state.fn == "fit"
     if given is not None:
-        if len(given.devices) != len(devices):
-            raise ValueError(
-                f"the plan is for {len(given.devices)} devices, but the Trainer has {len(devices)}: set "
-                f"Trainer(devices={len(given.devices)}), or make a plan for {len(devices)}."
-            )
+        if before is None:
+            _check_given(trainer, options, devices, given)
         return before if before is not None else Placed(weakref.ref(module), given, training, None)
     with undisturbed(module, trainer.datamodule, *data_owners(trainer)), loader_attachment_kept(trainer):
         batches = sample_batches(trainer, options)
@@ -63,6 +69,25 @@ def plan_run(
         except InfeasiblePlanError as error:
             raise _with_note_on_notebooks(error, devices) from None
     return Placed(weakref.ref(module), plan, training, elements)
+
+
+def _check_given(trainer: Any, options: Options, devices: Sequence[torch.device], given: Plan) -> None:
+    """Refuse the user's own plan where it is not for this model, its batches and these devices."""
+    if len(given.devices) != len(devices):
+        raise ValueError(
+            f"the plan is for {len(given.devices)} devices, but the Trainer has {len(devices)}: set "
+            f"Trainer(devices={len(given.devices)}), or make a plan for {len(devices)}."
+        )
+    refuse_other_devices(given, [(str(device), memory_of(device)) for device in devices])
+    module = trainer.lightning_module
+    refuse_other_weights(given, weights_held(module, find_blocks(module).ordered(given.block_names), given))
+    if not knows_its_batch(given):
+        return
+    with undisturbed(module, trainer.datamodule, *data_owners(trainer)), loader_attachment_kept(trainer):
+        batches = sample_batches(trainer, options)
+        if batches:
+            largest = max(batches, key=lambda batch: elements_in(batch.data))
+            refuse_larger_batch(given, signature_of(largest.data))
 
 
 def _with_note_on_notebooks(error: InfeasiblePlanError, devices: Sequence[torch.device]) -> InfeasiblePlanError:
