@@ -93,11 +93,12 @@ def _llama(**sizes: int) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(vocab_size=32000, max_position_embeddings=4096, use_cache=False, **sizes))
 
 
-def _bloom() -> nn.Module:
+def bloom(layers: int = 70, use_cache: bool = False) -> nn.Module:
+    """BigScience: "BLOOM: A 176B-Parameter Open-Access Multilingual Language Model", 2022, table 3."""
     from transformers import BloomConfig, BloomForCausalLM
 
     return BloomForCausalLM(
-        BloomConfig(vocab_size=250880, hidden_size=14336, n_layer=70, n_head=112, hidden_dropout=0.0, use_cache=False)
+        BloomConfig(vocab_size=250880, hidden_size=14336, n_layer=layers, n_head=112, use_cache=use_cache)
     )
 
 
@@ -242,7 +243,7 @@ LARGE = {
         Large("T5-11B", "512 tokens, 114 tokens", _t5, _SENTENCES, own_loss, _logits, ("T5Block",)),
         _language("Mixtral-8x7B", 4096, _mixtral, "MixtralDecoderLayer"),
         _language("Llama-70B", 4096, partial(_llama, **_LLAMA_70B), "LlamaDecoderLayer"),
-        _language("BLOOM-176B", 2048, _bloom, "BloomBlock"),
+        _language("BLOOM-176B", 2048, bloom, "BloomBlock"),
     )
 }
 """By name, the smallest first."""

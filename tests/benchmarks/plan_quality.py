@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from batch_search import largest_of_plans, largest_of_split
 from large_models import LARGE, MODES
 from large_profiles import FOLDER, profile_of
 from other_splits import OTHERS, NoSplit, Question, quiet
@@ -29,8 +30,6 @@ from autobalance.partitioning.transfers import bytes_moved, crossings_of
 DEVICES = (2, 4, 8)
 GIB = (24, 80)
 POLICIES = ("auto", "balanced")
-MOST = 2**16
-"""Largest batch that is looked for."""
 
 
 class Judge:
@@ -48,7 +47,8 @@ class Judge:
 
     def cases(self, devices: int, gib: int) -> Iterator[Case]:
         """A batch of one, and the largest that our balanced plan fits."""
-        ours = self.largest_of_ours(devices, gib)
+        capacities = [gib * 2**30] * devices
+        ours = largest_of_plans(self.at, lambda batch: self.plan("balanced", devices, gib, batch), capacities)
         for batch in sorted({1, max(1, ours)}):
             found: dict[str, Judged | str] = {}
             for policy in POLICIES:
@@ -64,7 +64,7 @@ class Judge:
                 except NoSplit as reason:
                     found[tool] = str(reason)
                     continue
-                largest = self.largest(assignment, assignment[-1], devices, gib)
+                largest = largest_of_split(self.at, assignment, assignment[-1], capacities)
                 found[tool] = self.judged(assignment, assignment[-1], devices, gib, batch, largest)
             yield Case(self.name, self.mode, devices, gib, batch, found)
 
@@ -94,31 +94,6 @@ class Judge:
             largest=largest,
             is_kept=_keeps_the_order(assignment, profile),
         )
-
-    def largest(self, assignment: Sequence[int], root: int, devices: int, gib: int, start: int = 0) -> int:
-        """The largest batch that a split fits; 0 where it fits none."""
-
-        def fits(batch: int) -> bool:
-            return autobalance.score(self.at(batch), assignment, [gib * 2**30] * devices, root=root).fits
-
-        low, high = start, max(1, 2 * start)
-        while high <= MOST and fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
-    def largest_of_ours(self, devices: int, gib: int) -> int:
-        """The largest batch that our balanced plan fits: that of one plan, then of a plan for one sample more."""
-        best = 0
-        while best < MOST:
-            try:
-                plan = self.plan("balanced", devices, gib, best + 1)
-            except InfeasiblePlanError:
-                break
-            best = self.largest(plan.assignment, plan.root, devices, gib, start=best + 1)
-        return best
 
 
 def _keeps_the_order(assignment: Sequence[int], profile: Profile) -> bool:
