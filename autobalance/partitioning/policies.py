@@ -14,6 +14,10 @@ from autobalance.partitioning.tables import Tables
 NEARLY = 0.02
 """Share of the least step time within which `auto` prefers the smaller use."""
 
+# Uses that are told apart to the last; among more of them, those within this share of one another count as equal.
+_MANY = 4096
+_ALIKE = 1e-3
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -49,15 +53,14 @@ def auto(tables: Tables, micro_batches: int) -> Cut | None:
     use, path = _largest_use(tables, best.path), best.path
 
     def lighter(most: float) -> Path | None:
-        found = Fastest(tables, micro_batches, most).search(enough=limit, limit=limit)
-        return None if found is None else found.path
+        return Fastest(tables, micro_batches, most).within(limit, best.least_sum)
 
     if use > least and (found := lighter(least)) is not None:
         use, path = _largest_use(tables, found), found
     elif use > least:
         values = _uses_between(tables, least, use)
         low, high = 0, len(values)
-        while low < high:
+        while low < high and (high <= _MANY or use > float(values[low]) * (1 + _ALIKE)):
             middle = (low + high) // 2
             found = lighter(float(values[middle]))
             if found is None:

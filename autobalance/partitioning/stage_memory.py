@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from autobalance.partitioning.chain import Chain
-from autobalance.partitioning.stage_peaks import NOWHERE, Matrix, Reach, stage_windows
+from autobalance.partitioning.stage_peaks import NOWHERE, Matrix, Reach, band, stage_windows
 from autobalance.profiling.timeline import Timeline
 from autobalance.schedules.launches import launch_order
 from autobalance.timelines.meeting import least
@@ -56,7 +56,26 @@ class StageMemory:
     micro_batches: int = 1
     training: bool = True
     reach: Reach | None = None
+    _banded: dict[tuple[frozenset[int], int], _Peaks] = field(default_factory=dict, repr=False)
     _known: dict[frozenset[int], _Peaks] = field(default_factory=dict, repr=False)
+
+    def banded(self, here: frozenset[int], in_flight: int, width: int) -> Matrix:
+        """The same peaks as a table: entry `[k, d]` is about the stage `[k, k + d + 1)`.
+
+        Args:
+            here: items.
+            in_flight: micro-batches whose saved bytes the stage holds.
+            width: units of the longest stage of the table.
+        """
+        if (here, width) not in self._banded:
+            known = self._peaks(here)
+            of_one = {id(matrix): band(matrix, width, 0) for matrix in vars(known).values()}
+            self._banded[here, width] = _Peaks(*(of_one[id(matrix)] for matrix in vars(known).values()))
+        return self._together(self._banded[here, width], in_flight)
+
+    def empty(self, here: frozenset[int]) -> int:
+        """Peak of a device that holds nothing but the items `here`."""
+        return int(self._peaks(here).others[0, 0]) if self.micro_batches == 1 else self._held_alone(here)
 
     def peaks(self, here: frozenset[int], in_flight: int = 1) -> Matrix:
         """Peak bytes of every stage on whose device the items `here` are.
@@ -67,9 +86,18 @@ class StageMemory:
             here: items.
             in_flight: micro-batches whose saved bytes the stage holds.
         """
+        return self._together(self._peaks(here), in_flight)
+
+    def _peaks(self, here: frozenset[int]) -> _Peaks:
         if here not in self._known:
             self._known[here] = self._measure(here)
-        known = self._known[here]
+        return self._known[here]
+
+    def _held_alone(self, here: frozenset[int]) -> int:
+        corner = _Peaks(*(matrix[:1, :1] for matrix in vars(self._peaks(here)).values()))
+        return int(self._together(corner, 1)[0, 0])
+
+    def _together(self, known: _Peaks, in_flight: int) -> Matrix:
         if self.micro_batches == 1:
             return known.others
         # Once a backward has made the gradients, as many are in flight again only if micro-batches are left.

@@ -125,6 +125,26 @@ def stage_windows(
         yield np.maximum(peaks, live, out=peaks), live.copy()
 
 
+def band(matrix: Matrix, width: int, fill: int) -> Matrix:
+    """Entries `[k, k + d + 1]` of a matrix of stages as `[k, d]`.
+
+    Example:
+        >>> band(peaks, width=4, fill=0)[2, 0] == peaks[2, 3]
+
+    Args:
+        matrix: of `n + 1` rows and columns.
+        width: number of columns of the result.
+        fill: for stages that end beyond the chain.
+    """
+    units = len(matrix) - 1
+    padded = np.full((units + 1, units + 1 + width), fill, dtype=matrix.dtype)
+    padded[:, : units + 1] = matrix
+    row, column = padded.strides
+    view = np.lib.stride_tricks.as_strided(padded[:, 1:], (units, width), (row + column, column))
+    entries: Matrix = view.copy()
+    return entries
+
+
 class _Changes:
     """The events of a timeline as changes of rectangles of stages."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,10 +28,12 @@ class Timed:
     Attributes:
         seconds: of its step.
         path: its stages.
+        least_sum: no way has a smaller sum of its stages.
     """
 
     seconds: float
     path: Path
+    least_sum: float
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Fastest:
         best = self._timed(loosest)
         if self._more and best.seconds > enough:
             best = self._refine(loosest, best, enough, limit)
+        best = replace(best, least_sum=loosest.total)
         return best if best.seconds <= limit * (1 + PRECISION) else None
 
     def seconds_of(self, path: Path) -> float:
@@ -90,6 +93,30 @@ class Fastest:
         used = {kind for kind, _, _ in path}
         alone = sum(seconds for kind, seconds in enumerate(beside) if kind not in used)
         return sum(times) + alone + self._more * max([*times, *beside])
+
+    def within(self, limit: float, least: float) -> Path | None:
+        """A way that takes no more than a limit, if there is one.
+
+        A way whose longest stage takes `t` has a sum of at least that of the limit `t`. So each sum that is found
+        limits the longest stage further, until a way keeps the limit or none is left.
+
+        Args:
+            limit: seconds.
+            least: no sum of stages is below that.
+        """
+        if not self._more:
+            found = self._least_sum(np.inf)
+            return found.path if found is not None and found.total <= limit else None
+        longest = (limit - least) / self._more
+        while longest >= self._tables.shortest:
+            found = self._least_sum(longest)
+            if found is None:
+                return None
+            if self._timed(found).seconds <= limit:
+                return found.path
+            # Rounding must not leave the longest stage where it is.
+            longest = min((limit - found.total) / self._more, found.longest * (1 - PRECISION))
+        return None
 
     def _refine(self, loosest: _Sum, best: Timed, enough: float, limit: float) -> Timed:
         tightest = self._least_sum(self.least_longest)
@@ -140,7 +167,7 @@ class Fastest:
         return np.unique(np.concatenate([*tables, self._tables.beside]))
 
     def _timed(self, found: _Sum) -> Timed:
-        return Timed(found.total + self._more * found.longest, found.path)
+        return Timed(found.total + self._more * found.longest, found.path, found.total)
 
     def _least_sum(self, limit: float) -> _Sum | None:
         tables = self._tables
@@ -151,7 +178,7 @@ class Fastest:
             if key not in limited:
                 allowed = self._cost(kind, left)
                 # What lies beside the chain takes its time wherever it is.
-                limited[key] = np.where(allowed <= limit, allowed - tables.beside[kind], np.inf)
+                limited[key] = trimmed(np.where(allowed <= limit, allowed - tables.beside[kind], np.inf))
             return limited[key]
 
         sweep = Sweep(tables.counts, tables.units, cost, "sum")
@@ -176,3 +203,14 @@ class Fastest:
             allowed = np.isfinite(uses) & (uses <= self._most)
             self._allowed[key] = np.where(allowed[None], self._tables.time(kind), np.inf)
         return self._allowed[key]
+
+
+def trimmed(cost: Costs) -> Costs:
+    """A table without the lengths at its end that no stage may have.
+
+    Example:
+        >>> trimmed(np.array([[[1.0, np.inf]]])).shape
+        (1, 1, 1)
+    """
+    lengths = np.flatnonzero(np.isfinite(cost).any(axis=(0, 1)))
+    return cost[..., : int(lengths[-1]) + 1 if len(lengths) else 1]

@@ -102,6 +102,7 @@ class Sweep:
         self._combine = np.maximum if combine == "max" else np.add
         self._states = _states(tuple(counts), min(sum(counts), units))
         self._values: list[Costs] = []
+        self._turned: dict[int, tuple[Costs, Costs]] = {}
         self._run()
         # A chain without units is cut before it begins.
         firsts = [level[:, -1, 0] for level in self._values[1 if units else 0 :]]
@@ -140,11 +141,17 @@ class Sweep:
             for kind, moves in enumerate(self._states.moves[left]):
                 if not len(moves.to):
                     continue
-                cost = self._cost_of(kind, left)
+                cost = self._by_length(self._cost_of(kind, left))
                 after = self._values[-1][moves.came_from, kind if places > 1 else 0]
-                ways = self._combine(_windows(after, cost.shape[-1])[:, None], cost[None]).min(axis=-1)
+                ways = self._combine(_windows(after, cost.shape[0])[:, :, None], cost[:, None]).min(axis=0)
                 now[moves.to, :, :-1] = np.minimum(now[moves.to, :, :-1], ways)
             self._values.append(now)
+
+    def _by_length(self, cost: Costs) -> Costs:
+        """`[d, p, k]`: numpy takes the least over a first axis much faster than over a short last one."""
+        if id(cost) not in self._turned:
+            self._turned[id(cost)] = cost, np.ascontiguousarray(np.moveaxis(cost, -1, 0))
+        return self._turned[id(cost)][1]
 
     def _step(self, left: int, state: int, before: int, unit: int) -> tuple[int, int, int]:
         places = self._values[0].shape[1]
@@ -163,7 +170,9 @@ class Sweep:
 
 
 def _windows(after: Costs, width: int) -> Costs:
-    """`[c, k, d]`: what follows the stage `[k, k + d + 1)`; infinite beyond the end."""
-    padded = np.concatenate([after[:, 1:], np.full((len(after), width), np.inf)], axis=1)
-    view: Costs = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
-    return view[:, : after.shape[1] - 1]
+    """`[d, c, k]`: what follows the stage `[k, k + d + 1)`; infinite beyond the end."""
+    units = after.shape[1] - 1
+    padded = np.full((len(after), units + width), np.inf)
+    padded[:, :units] = after[:, 1:]
+    row, column = padded.strides
+    return np.lib.stride_tricks.as_strided(padded, (width, len(after), units), (column, row, column))

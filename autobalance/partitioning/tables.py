@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind
 from autobalance.partitioning.stage_memory import StageMemory
-from autobalance.partitioning.stage_peaks import Matrix, Reach
+from autobalance.partitioning.stage_peaks import Matrix, Reach, band
 
 Table = NDArray[np.float64]
 
@@ -110,17 +111,27 @@ class Tables:
             self._times[kind] = computed[None] + arriving[None] / self.links[:, kind, None, None]
         return self._times[kind]
 
+    @cached_property
+    def shortest(self) -> float:
+        """Seconds of the shortest stage."""
+        return min(float(self.time(kind).min()) for kind in range(len(self.kinds)))
+
     def base(self, kind: int) -> float:
         """Peak / budget of a device that holds no stage."""
-        here = self.kinds[kind]
-        empty = 0 if self.memory is None else int(self.memory.peaks(here.items)[0, 0])
-        return self._relative(np.array([[empty]]), here)[0, 0]  # type: ignore[no-any-return]
+        return self._bases[kind]
+
+    @cached_property
+    def _bases(self) -> list[float]:
+        empty = [0 if self.memory is None else self.memory.empty(kind.items) for kind in self.kinds]
+        return [
+            float(self._relative(np.array([[held]]), kind)[0, 0]) for held, kind in zip(empty, self.kinds, strict=True)
+        ]
 
     def _measure(self, kind: int, held: int) -> Table:
         here = self.kinds[kind]
         peaks = np.zeros((self.units, self.width), dtype=np.int64)
         if self.memory is not None:
-            peaks = band(self.memory.peaks(here.items, held), self.width, 0)
+            peaks = self.memory.banded(here.items, held, self.width)
         for (place, count, start, stop), more in self.known.items():
             if (place, count) == (kind, held) and stop - start <= self.width:
                 peaks[start, stop - start - 1] += more
@@ -141,23 +152,3 @@ class Tables:
         if self.hard:
             uses[held > here.budget] = np.inf
         return uses
-
-
-def band(matrix: Matrix, width: int, fill: int) -> Matrix:
-    """Entries `[k, k + d + 1]` of a matrix of stages as `[k, d]`.
-
-    Example:
-        >>> band(peaks, width=4, fill=0)[2, 0] == peaks[2, 3]
-
-    Args:
-        matrix: of `n + 1` rows and columns.
-        width: number of columns of the result.
-        fill: for stages that end beyond the chain.
-    """
-    units = len(matrix) - 1
-    padded = np.full((units + 1, units + 1 + width), fill, dtype=matrix.dtype)
-    padded[:, : units + 1] = matrix
-    row, column = padded.strides
-    view = np.lib.stride_tricks.as_strided(padded[:, 1:], (units, width), (row + column, column))
-    entries: Matrix = view.copy()
-    return entries
