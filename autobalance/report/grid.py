@@ -24,7 +24,7 @@ def grid(left: Sequence[str], right: Sequence[str]) -> Table:
         if heading == "kind":  # a class name says enough by its beginning; a block's name has to be whole
             table.add_column(heading, overflow="ellipsis", no_wrap=True, max_width=12)
         else:
-            table.add_column(heading, overflow="fold", no_wrap=heading == "device")
+            table.add_column(heading, overflow="fold", no_wrap=heading == "device", min_width=len(heading))
     for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -13,7 +13,7 @@ from autobalance.report.folding import Sentences, fold_names
 from autobalance.report.grid import add_line, grid
 from autobalance.report.names import block_ranges, device_label
 from autobalance.report.shares import Shares, shares_of
-from autobalance.report.words import fit_line, schedule_line, three_figures, waterfall_line
+from autobalance.report.words import fit_line, has_bounds, schedule_line, three_figures, waterfall_line
 
 # What stands between and around columns, and what a column of words is given before columns of figures are merged.
 _BETWEEN = 2
@@ -47,7 +47,7 @@ class PlanTable:
         yield Sentences((_title(plan, unit),))
         table = grid(left=("device", "blocks"), right=tuple(columns))
         for index, name in enumerate(names):
-            words = "\n".join(fold_names(held[index], max(room, 1)))
+            words = "\n".join(fold_names(held[index], max(room, len("blocks"))))
             add_line(table, name, words, *(cells[index] for cells in columns.values()))
         yield table
         yield Sentences(tuple(_below(plan)))
@@ -174,6 +174,6 @@ def _width_of_words(held: Sequence[str]) -> int:
 
 def _below(plan: Plan) -> list[str]:
     lines = [fit_line(plan), schedule_line(plan)]
-    if plan.bounds:
+    if has_bounds(plan):
         lines.append(waterfall_line(plan))
     return [*lines, *plan.advice, *plan.notes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autobalance.partitioning.plan import Plan
 from autobalance.report.markup import Markup, element, joined
 from autobalance.report.rows import bar, legend, picture, row, strip
-from autobalance.report.words import format_value, proof
+from autobalance.report.words import format_value, has_bounds, proof
 
 _HEIGHT = 22
 _MEANING = {
@@ -22,9 +22,9 @@ def waterfall(plan: Plan) -> Markup:
     Example:
         >>> waterfall(plan)
     """
-    if not plan.bounds:
+    if not has_bounds(plan):
         return element("p", "The plan tells no bounds.", class_="note")
-    largest = max(*plan.bounds.values(), plan.value) or 1.0
+    largest = max(*plan.bounds.values(), plan.value)
     rows, below = [], 0.0
     for name, bound in plan.bounds.items():
         told = format_value(plan, bound)

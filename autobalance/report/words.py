@@ -104,6 +104,15 @@ def schedule_line(plan: Plan) -> str:
     return f"predicted step {format_time(plan.step_time)}: {', '.join(parts)}"
 
 
+def has_bounds(plan: Plan) -> bool:
+    """Whether the plan tells bounds that say something: those of a time that is not known are all 0.
+
+    Example:
+        >>> has_bounds(plan)
+    """
+    return any(plan.bounds.values())
+
+
 def waterfall_line(plan: Plan) -> str:
     """The lower bounds of the objective, the loosest first, and how far from them the plan is.
 
@@ -127,7 +136,7 @@ def proof(plan: Plan) -> str:
     """
     if plan.optimal:
         return "optimal" if plan.gap <= SAME else f"within {plan.gap:.1%} of the least, for more room in memory"
-    if not plan.bounds:
+    if not has_bounds(plan):
         return "without a bound"
     told = f"at most {plan.gap:.1%}" if plan.gap > SAME else "less than 0.1%"
     return f"{told} above the least possible"

@@ -75,3 +75,8 @@ def test_an_empty_device_is_said_and_columns_of_zeros_are_left_out(pipelined: Pl
     text = render(plan_table(plan), width=100)
     assert _words(text, "0 ") == "0 (empty) 0.00 0.00 16.00 0.0%"
     assert _words(text, "device") == "device blocks weights peak budget use"
+
+
+def test_bounds_of_an_unknown_time_say_nothing(pipelined: Plan) -> None:
+    untimed = replace(pipelined, bounds={"area": 0.0, "memory": 0.0}, value=0.0, step_time=0.0)
+    assert "area" not in render(plan_table(untimed), width=100)
