@@ -13,7 +13,7 @@ from autobalance.devices.device import Device
 from autobalance.devices.links import link_between
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind, kinds_for, merged
-from autobalance.partitioning.policies import Cut, Policy, balanced
+from autobalance.partitioning.policies import Cut, Policy, auto, balanced, fastest
 from autobalance.partitioning.reach import Growth, first_limits, growth_of, limits_of, widened
 from autobalance.partitioning.stage_memory import StageMemory
 from autobalance.partitioning.stage_peaks import Matrix, Reach
@@ -281,12 +281,15 @@ class Problem:
             return kinds, policy(self._tables(kinds, None, hard, memory), self.micro_batches)
         widest = float(max(kind.budget for kind in kinds)) if memory else np.inf
         limits = first_limits(policy, growth, len(self.devices), widest, self.micro_batches)
+        # What `auto` compares with the least step time is only worth looking for once that is known.
+        first = fastest if policy is auto else policy
         while True:
             reach = growth.reach(*limits)
-            found = policy(self._tables(kinds, reach, hard, memory), self.micro_batches)
+            tables = self._tables(kinds, reach, hard, memory)
+            found = first(tables, self.micro_batches)
             needed = limits_of(policy, growth, found, widest, self.micro_batches, self.floor)
             if growth.reach(*needed).is_within(reach):
-                return kinds, found
+                return kinds, found if first is policy or found is None else policy(tables, self.micro_batches)
             limits = widened(limits, needed, is_found=found is not None)
 
     def _tables(self, kinds: tuple[Kind, ...], reach: Reach | None, hard: bool, memory: bool) -> Tables:
