@@ -81,7 +81,7 @@ def test_use_of_a_device_that_may_hold_nothing() -> None:
 
 def test_printing_a_plan_gives_its_table(small: Plan) -> None:
     text = str(small)
-    assert "3 blocks on 2 devices, policy balanced, batch: training batch of 8" in text
+    assert "3 blocks on 2 devices, policy auto, batch: training batch of 8" in text
     assert "80.0%" in text
 
 
