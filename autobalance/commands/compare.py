@@ -14,9 +14,12 @@ from autobalance.commands.sources import SOURCE_HELP, add_model_options, profile
 from autobalance.commands.words import add_devices, devices_of, limits_of
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
+from autobalance.partitioning.alternatives import alternatives_of
 from autobalance.partitioning.budgets import budgets_of
-from autobalance.partitioning.transfers import bytes_moved, crossings_of
+from autobalance.partitioning.score import Score
+from autobalance.partitioning.verdict import verdict
 from autobalance.profiling.profile import Profile
+from autobalance.report.alternatives import alternatives_table
 from autobalance.report.comparison import Contender, comparison_table
 from autobalance.report.render import render
 
@@ -58,45 +61,85 @@ def run(options: argparse.Namespace) -> None:
     """
     devices = devices_of(options)
     targets = parse_devices(devices)
-    profile = profile_of(options, scalable=options.micro_batches != 1, devices=devices)
-    limits = limits_of(options)
+    profile = profile_of(options, scalable=True, devices=devices)
+    judge = _Judge(profile, targets, limits_of(options))
+    plan: autobalance.Plan | None = None
     contenders, notes = [], []
     try:
         plan = autobalance.plan(profile, list(targets), **search_options(options))
-        contenders.append(_contender_of_plan(plan, profile))
+        contenders.append(_contender_of_plan(plan))
+        judge.micro_batches, judge.schedule = plan.micro_batches, plan.schedule
     except autobalance.InfeasiblePlanError as error:
         notes.append(f"autobalance has no plan: {error}")
-    splits = other_splits(profile, budgets_of(targets, **limits))
-    for split in [*splits, *map(split_of_file, options.map)]:
-        if split.device_map is None:
-            notes.append(f"{split.name} has no split to judge: {split.reason}")
-            contenders.append(Contender(split.name))
-            continue
-        contenders.append(_contender_of_split(profile, split, targets, limits))
+    for split in [*other_splits(profile, judge.budgets), *map(split_of_file, options.map)]:
+        contender, reason = judge.contender(split)
+        contenders.append(contender)
+        notes += [f"{split.name}: {reason}"] if reason else []
     print(render(comparison_table(contenders)))
     for note in notes:
         print(note)
+    print(_instead(plan, judge))
 
 
-def _contender_of_plan(plan: autobalance.Plan, profile: Profile) -> Contender:
+class _Judge:
+    """Judges splits on the same devices, as our plan is judged: by the same replay, schedule and micro-batches."""
+
+    def __init__(self, profile: Profile, targets: Sequence[Device], limits: Mapping[str, Any]) -> None:
+        self.profile, self.targets, self.limits = profile, targets, limits
+        self.budgets = budgets_of(targets, **limits)
+        self.micro_batches, self.schedule = 1, "naive"
+
+    def contender(self, split: Split) -> tuple[Contender, str]:
+        """A line of the table, and what there is to say beside it."""
+        if split.device_map is None:
+            return Contender(split.name), split.reason
+        try:
+            found = self.score(split.device_map)
+        except ValueError as error:  # a plan for another model, a map that leaves blocks out
+            return Contender(split.name), str(error)
+        contender = Contender(
+            split.name,
+            found.peaks,
+            found.budgets,
+            found.step_time,
+            found.transferred,
+            _how(found.schedule, found.micro_batches),
+        )
+        return contender, "; ".join(found.notes)
+
+    def score(self, device_map: Any) -> Score:
+        """The score of a map, a plan, or a device for each block."""
+        ways: dict[str, Any] = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        if isinstance(device_map, autobalance.Plan):  # which has a schedule of its own
+            ways = {}
+        return autobalance.score(self.profile, device_map, list(self.targets), **self.limits, **ways)
+
+
+def _contender_of_plan(plan: autobalance.Plan) -> Contender:
     return Contender(
         "autobalance",
         plan.peaks,
         plan.budgets,
         plan.step_time,
-        sum(bytes_moved(crossings_of(profile), plan.assignment, plan.root).values()),
-        _how(plan),
+        plan.micro_batches * sum(stage.received for stage in plan.stages),
+        _how(plan.schedule, plan.micro_batches),
     )
 
 
-def _how(plan: autobalance.Plan) -> str:
-    return f"({plan.schedule}, {plan.micro_batches} parts)" if plan.micro_batches > 1 else ""
+def _how(schedule: str, micro_batches: int) -> str:
+    return f"({schedule}, {micro_batches} parts)" if micro_batches > 1 else ""
 
 
-def _contender_of_split(
-    profile: Profile, split: Split, targets: Sequence[Device], limits: Mapping[str, Any]
-) -> Contender:
-    assert split.device_map is not None
-    found = autobalance.score(profile, split.device_map, list(targets), root=split.root, **limits)
-    moved = bytes_moved(crossings_of(profile), found.assignment, found.root)
-    return Contender(split.name, found.peaks, found.budgets, found.step_time, sum(moved.values()))
+def _instead(plan: autobalance.Plan | None, judge: _Judge) -> str:
+    """What could be done instead of a split, and which is the better choice."""
+    try:
+        others = alternatives_of(judge.profile, judge.targets, judge.budgets)
+    except ValueError as error:
+        return f"DDP, FSDP and ZeRO are left out: {error}"
+    table = render(alternatives_table(others))
+    if plan is None:
+        fitting = [other.name for other in others if other.fits]
+        return f"{table}\n" + (f"Of these {', '.join(fitting)} would fit." if fitting else "None of these fits.")
+    # What is recomputed or offloaded only the plan itself knows.
+    ours = plan if set(plan.saving) - {"keep"} else judge.score(plan)
+    return f"{table}\n{verdict(ours, others)}"

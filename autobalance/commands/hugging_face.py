@@ -26,6 +26,8 @@ _AUTO = (
     "AutoModelForImageClassification",
     "AutoModel",
 )
+# Letters of transformers' own message that are told; some go on for pages.
+_MOST_WORDS = 300
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -96,7 +98,7 @@ def load_config(name: str) -> Any:
         ) from error
     except Exception as error:  # whatever a config's own checks raise: it is the file that is wrong
         known = json.loads(path.read_text()).get("model_type") if path.is_file() else None
-        reason = str(error).strip().split("\n")[0]
+        reason = " ".join(str(error).split())[:_MOST_WORDS]
         raise ValueError(
             f"hf:{name}: transformers {transformers.__version__} cannot read the config"
             f"{f' in {path}' if path.is_file() else ''}{f' of model_type {known!r}' if known else ''} "

@@ -14,6 +14,7 @@ from autobalance.commands.words import add_devices, devices_of, limits_of, numbe
 if TYPE_CHECKING:
     from autobalance.profiling.profile import Profile
 
+_POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")
 _CHOICES = {"auto": "auto", "yes": True, "no": False}
 
 
@@ -30,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_devices(parser)
     add_model_options(parser)
     add_search_options(parser)
-    parser.add_argument("--policy", default="auto", help="auto, balanced, balanced_low_0 or sequential")
+    parser.add_argument("--policy", default="auto", help=", ".join(_POLICIES))
     parser.add_argument("--max-batch", action="store_true", help="the largest batch that fits, for every policy")
     parser.add_argument("-o", "--output", type=Path, help="save the plan in this file, as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE", help="draw the plan in this file, as HTML")
@@ -92,8 +93,9 @@ def run(options: argparse.Namespace) -> None:
         ValueError, TypeError, ImportError, OSError: what is wrong with the input.
     """
     devices = devices_of(options)
-    in_parts = options.max_batch or options.micro_batches != 1
-    profile = profile_of(options, scalable=in_parts, devices=devices)
+    # Only parts of a batch, and other batches, ask for bytes of other sizes.
+    in_parts = options.micro_batches != 1 and options.schedule != "naive"
+    profile = profile_of(options, scalable=options.max_batch or in_parts, devices=devices)
     question = search_options(options)
     plan: autobalance.Plan | None = None
     try:
@@ -105,7 +107,8 @@ def run(options: argparse.Namespace) -> None:
             raise
         print(f"autobalance plan: {error}", file=sys.stderr)
     if options.max_batch:
-        print(_largest(profile, devices, question))
+        parts = plan.micro_batches if plan is not None else question["micro_batches"]
+        print(_largest(profile, devices, {**question, "micro_batches": 1 if parts == "auto" else parts}))
     if plan is not None and options.output is not None:
         plan.save(options.output)
         print(f"Saved in {options.output}")
@@ -117,10 +120,7 @@ def run(options: argparse.Namespace) -> None:
 def _largest(profile: Profile, devices: str | None, question: dict[str, Any]) -> str:
     """The largest batch of every policy, in words."""
     from autobalance.partitioning.largest_batch import largest_batch
-    from autobalance.partitioning.policies import POLICIES
 
-    found = [
-        f"{policy} {largest_batch(profile, devices, policy=policy, **question) or 'none'}"
-        for policy in ("auto", *(name for name in POLICIES if name != "auto"))
-    ]
-    return f"largest batch that fits, in samples: {', '.join(found)}"
+    found = [f"{policy} {largest_batch(profile, devices, policy=policy, **question) or 'none'}" for policy in _POLICIES]
+    parts = f", each in {question['micro_batches']} parts" if question["micro_batches"] > 1 else ""
+    return f"largest batch that fits, in samples{parts}: {', '.join(found)}"

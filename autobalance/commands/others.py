@@ -21,14 +21,12 @@ class Split:
 
     Attributes:
         name: what to call it.
-        device_map: as `score` takes it; None where there is none.
-        root: device index of batch and loss; None: that of the last block.
+        device_map: as `score` takes it, or a plan; None where there is none.
         reason: why there is none.
     """
 
     name: str
-    device_map: Mapping[str, Any] | Sequence[int] | None
-    root: int | None = None
+    device_map: Mapping[str, Any] | Sequence[int] | autobalance.Plan | None
     reason: str = ""
 
 
@@ -69,8 +67,7 @@ def split_of_file(path: Path) -> Split:
         raise ValueError(f"{path} is no JSON ({error}); it is to hold a device_map or a saved plan") from error
     if not isinstance(content, dict) or content.get("kind") != "plan":
         return Split(path.name, content)
-    plan = autobalance.Plan.load(path)
-    return Split(path.name, plan.device_map, plan.root)
+    return Split(path.name, autobalance.Plan.load(path))
 
 
 def _of_accelerate(profile: Profile, budgets: Sequence[int]) -> Split:
