@@ -60,7 +60,7 @@ def load_hugging_face(
         config.use_cache = False
     with _built(wanted):
         model = _model(config, name)
-    model.train(training)
+    model.to("meta").train(training)  # some classes make a tensor of their own on the host
     return model, dummy_batch(model, batch, sequence, training=training, dtype=wanted)
 
 

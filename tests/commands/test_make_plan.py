@@ -85,11 +85,22 @@ def test_plan_is_drawn(profile: Path, tmp_path: Path, run: Run) -> None:
 @pytest.mark.usefixtures("factory")
 def test_plan_profiles_a_factory_for_the_batch_that_is_asked_for(tmp_path: Path, run: Run) -> None:
     saved = tmp_path / "plan.json"
-    run("plan", "factory.py:make", "--devices", "2xV100-16GB", "--batch", "32", "-o", saved)
+    run("plan", "factory.py:make", "--devices", "2xV100-16GB", "--batch", "32", "-o", saved, "--micro-batches", 1)
     plan = Plan.load(saved)
     assert plan.block_names == ("0+1", "2", "3")
     assert "batch=float32[32,64]; step=training; optimizer=AdamW; precision=32-true" in plan.fingerprint
-    run("plan", "factory.py:forgets_the_batch", "2x1GiB", "--batch", "float32[6,64]", "--inference", "-o", saved)
+    run(
+        "plan",
+        "factory.py:forgets_the_batch",
+        "2x1GiB",
+        "--batch",
+        "float32[6,64]",
+        "--inference",
+        "-o",
+        saved,
+        "--schedule",
+        "naive",
+    )
     assert "batch=float32[6,64]; step=inference; optimizer=none" in Plan.load(saved).fingerprint
     run("plan", "factory.py:make", "2x1GiB", "--batch", "factory.py:batch", "--optimizer", "SGD", "-o", saved)
     assert "batch=float32[6,64]; step=training; optimizer=SGD" in Plan.load(saved).fingerprint
