@@ -155,7 +155,15 @@ def test_a_folded_u_net_moves_less_than_half_of_what_an_equally_balanced_cut_in_
     folded = min(peaks, key=peaks.__getitem__)
     in_call_order = _cuts([(block,) for block in range(count)], 2)
     balanced = [cut for cut in in_call_order if max(replay(profile.timeline, cut, cut[-1], 2)) <= 1.1 * peaks[folded]]
-    assert 2 * _moved(crossings, folded) <= min(_moved(crossings, cut) for cut in balanced)
+    least = min(_moved(crossings, cut) for cut in balanced)
+    assert 2 * _moved(crossings, folded) <= least
+    plan = autobalance.plan(profile, [int(1.1 * peaks[folded])] * 2)
+    assert len(plan.stages) == 3
+    assert len({stage.device for stage in plan.stages}) == 2
+    assert 2 * sum(bytes_moved(crossings, plan.assignment, plan.root).values()) <= least
+    assert sum(stage.received for stage in plan.stages) == sum(
+        bytes_moved(crossings, plan.assignment, plan.root).values()
+    )
 
 
 def test_on_four_devices_a_folded_chain_of_equal_blocks_moves_less_than_half() -> None:

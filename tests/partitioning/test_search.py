@@ -249,7 +249,7 @@ def test_pins_are_honoured_and_never_cost_more_than_the_order(seed: int, random_
     pin = {f"b{block}": device for block, device in pins.items()}
     if least["any"] == float("inf"):
         with pytest.raises(InfeasiblePlanError):
-            plan(profile, budgets, pin=pin)
+            plan(profile, budgets, pin=pin, policy="balanced")
         return
     found = plan(profile, budgets, pin=pin, policy="balanced")
     assert all(found.assignment[block] == device for block, device in pins.items())
