@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import psutil
+
 from autobalance.devices.device import Device
 from autobalance.units import format_size, parse_size
 
@@ -43,8 +45,8 @@ def budgets_of(
     for key in limits:
         if key in ("cpu", "disk"):
             raise ValueError(
-                f"max_memory has the key {key!r}: nothing is offloaded; leave it out, and a model that does not fit "
-                "is an error instead of a slow run"
+                f"max_memory has the key {key!r}: nothing is offloaded without offload=True; leave it out, and a model "
+                "that does not fit is an error instead of a slow run"
             )
         if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < len(devices):
             raise ValueError(
@@ -62,6 +64,27 @@ def budgets_of(
             )
         budgets.append(max(0, capacity - kept))
     return tuple(budgets)
+
+
+def host_budget(max_memory: Mapping[int | str, int | str] | None) -> int:
+    """Bytes of host memory that a plan may use: as `max_memory` says of `"cpu"`, else what is free now.
+
+    Example:
+        >>> host_budget({"cpu": "64GiB"})
+        68719476736
+    """
+    given = (max_memory or {}).get("cpu")
+    return parse_size(given) if given is not None else int(psutil.virtual_memory().available)
+
+
+def without_host(max_memory: Mapping[int | str, int | str] | None) -> Mapping[int | str, int | str] | None:
+    """What `max_memory` says of devices.
+
+    Example:
+        >>> without_host({0: "10GiB", "cpu": "64GiB"})
+        {0: '10GiB'}
+    """
+    return max_memory and {key: size for key, size in max_memory.items() if key != "cpu"}
 
 
 def _reserve(device: Device, capacity: int, reserve: str | float) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autobalance.partitioning.chain import build_chain
+from autobalance.partitioning.chain import Chain, build_chain
+from autobalance.partitioning.folded import folded_chain
 from autobalance.partitioning.judge import Judged, judge
-from autobalance.partitioning.policies import POLICIES
+from autobalance.partitioning.policies import NEARLY, POLICIES, auto
 from autobalance.partitioning.problem import Problem, Solution
 from autobalance.partitioning.question import Question
+from autobalance.partitioning.saver import Allowed
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.profiling.profile import Profile
 
@@ -52,23 +54,41 @@ def best_candidate(question: Question, schedule: str, micro_batches: int) -> tup
         The problem, and None where budgets leave no way.
     """
     profile = micro_profile(question.profile, micro_batches)
+    crossings = crossings_of(profile)
+    root = 0 if question.policy == "balanced_low_0" else None
+    chains = [
+        build_chain(profile, dict(question.pins), root, free_pins=free_pins)
+        for free_pins in ((False, True) if question.pins else (False,))
+    ]
+
+    def problem_of(chain: Chain, allowed: Allowed | None = None) -> Problem:
+        given = question.devices, question.budgets, question.excess, schedule, micro_batches, crossings
+        return Problem(profile, chain, *given, allowed=allowed)
+
     best: Candidate | None = None
-    for free_pins in (False, True) if question.pins else (False,):
-        root = 0 if question.policy == "balanced_low_0" else None
-        problem = Problem(
-            profile,
-            build_chain(profile, dict(question.pins), root, free_pins=free_pins),
-            question.devices,
-            question.budgets,
-            question.excess,
-            schedule,
-            micro_batches,
-            crossings_of(profile),
-        )
+    for chain in chains:
+        problem = problem_of(chain, question.allowed if question.policy == "auto" else None)
         found = _settled(problem, question)
         if found is not None and (best is None or _clearly_less(found.key, best.key)):
             best = found
+    # Folding saves transfers, of which other policies know nothing. With several micro-batches, the tables do not know
+    # what is in flight in stages of a device that is visited twice.
+    for chain in chains if question.policy == "auto" and micro_batches == 1 else ():
+        folded = folded_chain(chain, crossings)
+        found = None if folded is None else _settled(problem_of(folded), question)
+        if found is not None and (best is None or _is_faster(found, best)):
+            best = found
+    # Policies that look at memory alone save it only where nothing fits otherwise; then the step time decides.
+    for chain in chains if best is None and question.allowed and question.policy != "auto" else ():
+        best = best or _settled(problem_of(chain, question.allowed), question)
     return (problem if best is None else best.problem), best
+
+
+def _is_faster(found: Candidate, best: Candidate) -> bool:
+    """Whether the best of one chain takes less time than that of another one, or nearly the same and less memory."""
+    (seconds, use), (least, least_use) = found.key, best.key
+    is_nearly = max(seconds, least) <= (1 + NEARLY) * min(seconds, least)
+    return use < least_use if is_nearly else seconds < least
 
 
 def micro_profile(profile: Profile, micro_batches: int) -> Profile:
@@ -91,8 +111,9 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
     """Search, replay what was found, and search again with what the replay knew better, until nothing is new."""
     bound: tuple[float, ...] | None = None
     best: Candidate | None = None
+    is_timed = question.policy == "auto" or problem.allowed is not None
     for _ in range(_TRIES):
-        solution = problem.solve(POLICIES[question.policy])
+        solution = problem.solve(auto if is_timed else POLICIES[question.policy])
         if solution is None:
             break
         bound = bound or solution.key
@@ -104,10 +125,12 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
             problem.crossings,
             schedule=problem.schedule,
             micro_batches=problem.micro_batches,
+            saving=solution.saving,
+            streamed=solution.streamed,
         )
         more = [true - told for true, told in zip(judged.peaks, problem.told(solution), strict=True)]
         if _fits(judged.peaks, question):
-            key = _true_key(question, solution, judged)
+            key = _true_key("auto" if is_timed else question.policy, question, solution, judged)
             proved = solution.proved and _is_no_more(key, bound)
             if best is None or key < best.key:
                 best = Candidate(problem, solution, judged, key, proved, bound[0] if solution.proved else None)
@@ -123,17 +146,17 @@ def _fits(peaks: Sequence[int], question: Question) -> bool:
     return all(peak + known <= budget for peak, known, budget in given if peak)
 
 
-def _true_key(question: Question, solution: Solution, judged: Judged) -> tuple[float, ...]:
+def _true_key(policy: str, question: Question, solution: Solution, judged: Judged) -> tuple[float, ...]:
     """What the policy minimises, with the peaks and times of the replay in place of those of the tables."""
     uses = [
         (peak + known if peak else 0) / max(1, budget)
         for peak, known, budget in zip(judged.peaks, question.excess, question.budgets, strict=True)
     ]
-    if question.policy == "auto":
+    if policy == "auto":
         return (solution.key[0], max(uses))
-    if question.policy == "balanced":
+    if policy == "balanced":
         return (max(uses),)
-    if question.policy == "balanced_low_0":
+    if policy == "balanced_low_0":
         return (uses[0], max(uses[1:], default=0.0))
     return solution.key
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autobalance.devices.device import Device
 from autobalance.partitioning.replay import replay
+from autobalance.partitioning.savings import saving_costs
 from autobalance.partitioning.stage import Stage
 from autobalance.partitioning.times import launch_seconds, runs_of, stages_of, step_seconds
 from autobalance.partitioning.transfers import Crossing
@@ -42,6 +45,7 @@ def judge(
     schedule: str = "naive",
     micro_batches: int = 1,
     saving: Sequence[str] = (),
+    streamed: Sequence[int] = (),
 ) -> Judged:
     """Replay and time an assignment.
 
@@ -57,12 +61,21 @@ def judge(
         schedule: order of the micro-batches.
         micro_batches: how many there are.
         saving: what becomes of the tensors that each block saves; empty: all are kept.
+        streamed: blocks whose weights stream from the host.
     """
     places = [device for _, _, device in runs_of(assignment)]
     order = launch_order(schedule, len(places), micro_batches, devices=places, training=profile.training)
-    stages = stages_of(profile, assignment, root, devices, crossings, in_flight(order, len(places)), saving)
+    streams = saving_costs(profile.blocks, [0.0] * len(profile.blocks), stream=("frozen", "trainable"))
+    carried = {block: int(streams.carried[block]) for block in streamed}
+    held = in_flight(order, len(places))
+    stages = stages_of(profile, assignment, root, devices, crossings, held, saving, carried)
     timeline = launched(profile, stages, order, micro_batches, saving)
     peaks = replay(timeline, assignment, root, len(devices))
+    for device in range(len(devices)):
+        # Weights that stream are on the device while their block runs, and while the one before it does.
+        here = [block for block in streamed if assignment[block] == device]
+        pairs = streams.staged[here] + np.append(streams.staged[here][1:], 0)
+        peaks[device] -= int(streams.streamable[here].sum()) - int(pairs.max(initial=0))
     return Judged(stages, tuple(peaks), _seconds(profile, stages, order, micro_batches, devices))
 
 

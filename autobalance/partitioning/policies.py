@@ -243,7 +243,7 @@ def _least_use_of_short_stages(tables: Tables, micro_batches: int, limit: float)
     most = limit * (1 + PRECISION) / micro_batches
 
     def cost(kind: int, left: int) -> Costs:
-        time = tables.time(kind)
+        time = tables.time(kind, left)
         return np.where(time <= most, tables.use(kind, left)[None], np.inf)
 
     return max(Sweep(tables.counts, tables.units, cost, "max").value, _largest_base(tables))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind, kinds_for, merged
 from autobalance.partitioning.policies import Cut, Policy, auto, balanced, fastest
 from autobalance.partitioning.reach import Growth, first_limits, growth_of, limits_of, widened
+from autobalance.partitioning.saver import Allowed, Saver, unit_costs
+from autobalance.partitioning.saving_tables import SavingTables
+from autobalance.partitioning.savings import saving_costs
 from autobalance.partitioning.stage_memory import StageMemory
 from autobalance.partitioning.stage_peaks import Matrix, Reach
 from autobalance.partitioning.sweep import MOST_STATES, Path, count_states
@@ -42,6 +45,8 @@ class Solution:
         proved: whether no other way of this kind is better.
         stages: (device, first unit, one past the last) of the stages of the chain.
         items: device of each item.
+        saving: "keep", "recompute" or "offload" for each block; empty: all keep.
+        streamed: blocks whose weights stream from the host.
     """
 
     key: tuple[float, ...]
@@ -50,6 +55,8 @@ class Solution:
     proved: bool
     stages: tuple[tuple[int, int, int], ...] = ()
     items: tuple[int, ...] = ()
+    saving: tuple[str, ...] = ()
+    streamed: tuple[int, ...] = ()
 
 
 @dataclass
@@ -69,6 +76,7 @@ class Problem:
         micro_batches: how many there are.
         crossings: tensors that go from block to block.
         known: stages that a replay found larger, and by how many bytes.
+        allowed: what blocks may do to save memory; None: nothing.
     """
 
     profile: Profile
@@ -80,6 +88,8 @@ class Problem:
     micro_batches: int = 1
     crossings: tuple[Crossing, ...] = ()
     known: dict[Known, int] = field(default_factory=dict)
+    allowed: Allowed | None = None
+    _savers: dict[Kind, Saver] = field(default_factory=dict, repr=False)
     _memories: dict[Reach | None, StageMemory] = field(default_factory=dict, repr=False)
     _best_memory: StageMemory | None = field(default=None, repr=False)
     _arrivals: dict[frozenset[int], Matrix] = field(default_factory=dict, repr=False)
@@ -158,7 +168,15 @@ class Problem:
     @cached_property
     def block_seconds(self) -> list[Seconds]:
         """For each device the seconds of a micro-batch in every block, there and back."""
-        return [forward + backward for forward, backward in device_seconds(self.profile, self.devices)]
+        return [forward + backward for forward, backward in self._both_seconds]
+
+    @cached_property
+    def _forward_seconds(self) -> list[Seconds]:
+        return [forward for forward, _ in self._both_seconds]
+
+    @cached_property
+    def _both_seconds(self) -> tuple[tuple[Seconds, Seconds], ...]:
+        return device_seconds(self.profile, self.devices)
 
     def solve(self, policy: Policy, *, hard: bool = True, memory: bool = True) -> Solution | None:
         """The best partition under a policy.
@@ -188,7 +206,27 @@ class Problem:
         stages = _on_devices(found.path, kinds)
         assignment, root = self.chain.assignment(stages, placement)
         proved = self.is_exact and not self._is_merged
-        return Solution(found.key, assignment, root, proved, stages, placement)
+        saving, streamed = self._savings(found.path, kinds)
+        return Solution(found.key, assignment, root, proved, stages, placement, saving, streamed)
+
+    def _savings(self, path: Path, kinds: tuple[Kind, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """What becomes of the saved tensors of each block, and the blocks whose weights stream."""
+        saving, streamed = ["keep"] * len(self.profile.blocks), list[int]()
+        for number, (at, start, stop) in enumerate(path if self.allowed is not None else ()):
+            stage = self._in_flight(len(path) - number), start, stop
+            choice = self._savers[kinds[at]].choices.get(stage)
+            if choice is None:
+                continue
+            for unit, word in zip(range(start, stop), choice.saving, strict=True):
+                for owner in self.chain.units[unit]:
+                    if owner >= 0 and word != "keep" and self._may(word, owner):
+                        saving[owner] = word
+            streamed += [owner for unit in choice.streamed for owner in self.chain.units[unit] if owner >= 0]
+        return (tuple(saving) if any(word != "keep" for word in saving) else ()), tuple(streamed)
+
+    def _may(self, word: str, owner: int) -> bool:
+        block = self.profile.blocks[owner]
+        return block.saved > (block.inputs if word == "recompute" else 0)
 
     def learn(self, solution: Solution, more: Sequence[int]) -> bool:
         """Note by how much the stages of a solution stood above what the tables say, so that a new search knows.
@@ -207,6 +245,11 @@ class Problem:
         for number, (device, start, stop) in enumerate(solution.stages):
             if more[device] > 0:
                 held = self._in_flight(len(solution.stages) - number)
+                saver = next((saver for kind, saver in self._savers.items() if device in kind.devices), None)
+                if saver is not None and saver.choices.get((held, start, stop)) is not None:
+                    saver.learn((held, start, stop), more[device])
+                    is_new = True
+                    continue
                 items = frozenset(item for item, place in enumerate(solution.items) if place == device)
                 key = self.budgets[device], items, held, start, stop
                 self.known[key] = self.known.get(key, 0) + more[device]
@@ -278,7 +321,8 @@ class Problem:
         kinds = merged(kinds_for(self.devices, self.budgets, self.excess, self.chain, placement), MOST_STATES)
         growth = self._growth
         if growth.is_short or not hard:
-            return kinds, policy(self._tables(kinds, None, hard, memory), self.micro_batches)
+            tables = self._tables(kinds, None, hard, memory)
+            return kinds, self._chosen(policy, tables)
         widest = float(max(kind.budget for kind in kinds)) if memory else np.inf
         limits = first_limits(policy, growth, len(self.devices), widest, self.micro_batches)
         # What `auto` compares with the least step time is only worth looking for once that is known.
@@ -286,16 +330,25 @@ class Problem:
         while True:
             reach = growth.reach(*limits)
             tables = self._tables(kinds, reach, hard, memory)
-            found = first(tables, self.micro_batches)
+            found = self._chosen(first, tables)
             needed = limits_of(policy, growth, found, widest, self.micro_batches, self.floor)
             if growth.reach(*needed).is_within(reach):
-                return kinds, found if first is policy or found is None else policy(tables, self.micro_batches)
+                return kinds, found if first is policy or found is None else self._chosen(policy, tables)
             limits = widened(limits, needed, is_found=found is not None)
+
+    def _chosen(self, policy: Policy, tables: Tables) -> Cut | None:
+        """Search until what its stages save is no bound any more, but the true choice."""
+        while True:
+            found = policy(tables, self.micro_batches)
+            if found is None or not isinstance(tables, SavingTables) or not tables.choose(found.path):
+                return found
 
     def _tables(self, kinds: tuple[Kind, ...], reach: Reach | None, hard: bool, memory: bool) -> Tables:
         units = self.chain.units
         self._best_memory = self._memory(reach) if memory else self._best_memory
-        return Tables(
+        saves = self.allowed is not None and memory and hard
+        made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds]) if saves else Tables
+        return made(
             kinds,
             self.chain,
             self._memory(reach) if memory else None,
@@ -310,6 +363,25 @@ class Problem:
             hard=hard,
             known=self._found_larger(kinds),
         )
+
+    def _saver(self, kind: Kind) -> Saver:
+        assert self.allowed is not None, "only asked where blocks may save"
+        if kind not in self._savers:
+            device = self.devices[kind.devices[0]]
+            blocks = saving_costs(
+                self.profile.blocks,
+                self._forward_seconds[kind.devices[0]].tolist(),
+                recompute=self.allowed.recompute,
+                offload=self.allowed.offload,
+                stream=("frozen", "trainable") if self.allowed.offload else (),
+            )
+            self._savers[kind] = Saver(
+                unit_costs(blocks, self.chain),
+                kind.budget - kind.excess,
+                device.host_link,
+                self.allowed.host_memory if self.allowed.offload else None,
+            )
+        return self._savers[kind]
 
     def _found_larger(self, kinds: Sequence[Kind]) -> dict[tuple[int, int, int, int], int]:
         return {
@@ -334,7 +406,11 @@ class Problem:
     @cached_property
     def _growth(self) -> Growth:
         kinds = kinds_for(self.devices, self.budgets, self.excess, self.chain, ())
-        return growth_of(self.profile.timeline, self.chain, [self._unit_seconds(kind) for kind in kinds])
+        seconds = [self._unit_seconds(kind) for kind in kinds]
+        keeps = (
+            () if self.allowed and self.allowed.offload else ("forward",) if self.allowed else ("forward", "backward")
+        )
+        return growth_of(self.profile.timeline, self.chain, seconds, keeps)
 
     def _unit_seconds(self, kind: Kind) -> Seconds:
         column = np.max([self.block_seconds[device] for device in kind.devices], axis=0)

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autobalance.devices.device import Device
+from autobalance.partitioning.saver import Allowed
 from autobalance.profiling.profile import Profile
 from autobalance.schedules.launches import SCHEDULES
 
 EXECUTABLE = ("naive",)
 """Schedules that `"auto"` chooses among: those that can be run."""
+RECOMPUTES = False
+"""Whether `recompute="auto"` allows blocks to recompute: whether that can be run."""
 # More micro-batches than that for each device gain little: the bubble is below an eighth.
 _MOST_PER_DEVICE = 8
 
@@ -31,6 +34,7 @@ class Question:
         micro_batches: that may be chosen; empty: any.
         recompute: whether blocks may recompute what they save; None: where nothing fits without.
         offload: whether host memory may be used.
+        host_memory: bytes of it.
     """
 
     profile: Profile
@@ -43,6 +47,13 @@ class Question:
     micro_batches: tuple[int, ...] = ()
     recompute: bool | None = False
     offload: bool = False
+    host_memory: int = 0
+
+    @property
+    def allowed(self) -> Allowed | None:
+        """What blocks may do to save memory; None: nothing."""
+        recompute = RECOMPUTES if self.recompute is None else self.recompute
+        return Allowed(recompute, self.offload, self.host_memory) if recompute or self.offload else None
 
     @property
     def splits(self) -> Iterator[tuple[str, int]]:
@@ -67,7 +78,7 @@ class Question:
             "policy": self.policy,
             "micro_batches": self.micro_batches or "auto",
             "schedule": self.schedules,
-            "max_memory": dict(enumerate(self.budgets)),
+            "max_memory": {**dict(enumerate(self.budgets)), **({"cpu": self.host_memory} if self.offload else {})},
             "reserve": 0,
             "pin": {names[owner]: device for owner, device in self.pins},
             "recompute": "auto" if self.recompute is None else self.recompute,

@@ -61,7 +61,12 @@ class Growth:
         return Reach.of(np.maximum(last, np.arange(units) + 1).tolist())
 
 
-def growth_of(timeline: Timeline, chain: Chain, seconds: Sequence[NDArray[np.float64]]) -> Growth:
+def growth_of(
+    timeline: Timeline,
+    chain: Chain,
+    seconds: Sequence[NDArray[np.float64]],
+    before: Sequence[str] = ("forward", "backward"),
+) -> Growth:
     """What every unit adds, from instants at which nothing is shared between units.
 
     Example:
@@ -71,6 +76,7 @@ def growth_of(timeline: Timeline, chain: Chain, seconds: Sequence[NDArray[np.flo
         timeline: storage events of a micro-batch.
         chain: its units.
         seconds: per kind of device, of each unit.
+        before: phases, before which what is held cannot be saved.
     """
     place = {owner: unit for unit, owners in enumerate(chain.units) for owner in owners}
     of = np.array([place.get(owner, -1) if owner != HOST else -1 for owner in timeline.owners], dtype=np.int64)
@@ -79,7 +85,7 @@ def growth_of(timeline: Timeline, chain: Chain, seconds: Sequence[NDArray[np.flo
         own &= np.array(timeline.wholes, dtype=np.int64) < 0
     births, deaths = timeline.lives
     sizes = np.array(timeline.sizes, dtype=np.int64)
-    instants = [position for name, position in timeline.marks if name.endswith(("forward", "backward"))]
+    instants = [position for name, position in timeline.marks if name.endswith(tuple(before))]
     held = np.zeros((len(instants), len(chain.units)), dtype=np.int64)
     for row, instant in zip(held, instants, strict=True):
         alive = own & (births < instant) & (deaths >= instant)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
 from autobalance.partitioning.bounds import advice_on_time, advice_on_use, time_bounds, use_bounds
-from autobalance.partitioning.budgets import budgets_of
+from autobalance.partitioning.budgets import budgets_of, host_budget, without_host
 from autobalance.partitioning.candidate import Candidate, best_candidate
 from autobalance.partitioning.chain import resolve_pins
 from autobalance.partitioning.infeasible import infeasible
@@ -64,8 +64,11 @@ def plan(
         max_memory: position in `devices` -> most it may hold, as accelerate has it.
         reserve: kept back from each device: bytes, a size in words, a fraction; `"auto"`: an allowance on real devices.
         pin: name of a block, or of something outside the blocks -> position in `devices`.
-        recompute: `"auto"` or False.
-        offload: False.
+        recompute: whether blocks may run their forward again in the backward in place of keeping what it saves, where
+            that is needed to fit or makes the step shorter; `"auto"`: where that can be run, which it cannot yet.
+        offload: whether what blocks save may go to host memory until their backward, and weights may stay there and
+            stream to the device when they are needed. `max_memory["cpu"]` limits it; else all that is free may be
+            taken.
         cache: remember the plan in this process and give it again for the same question.
         excess: bytes by which each device is known to stand above the replay (an earlier plan's installed trace less
             its peaks); budgets then hold with them on top. Negative ones count as 0.
@@ -84,17 +87,19 @@ def plan(
     if excess is not None and len(excess) != len(targets):
         raise ValueError(f"excess has {len(excess)} entries for {len(targets)} devices")
     schedules = schedules_in(schedule)
+    may_offload = _may("offload", offload)
     question = Question(
         profile,
         targets,
-        budgets_of(targets, max_memory, reserve),
+        budgets_of(targets, without_host(max_memory) if may_offload else max_memory, reserve),
         policy_name(policy),
         tuple(sorted(resolve_pins(profile, pin, len(targets)).items())),
         tuple(max(0, parse_size(max(0, extra))) for extra in excess) if excess is not None else (0,) * len(targets),
         schedules,
         counts_in(micro_batches, schedules, profile.batch_size),
         _may("recompute", recompute),
-        _may("offload", offload) or False,
+        bool(may_offload),
+        host_budget(max_memory) if may_offload else 0,
     )
     return (_search if cache else _search.__wrapped__)(question)
 
@@ -116,9 +121,9 @@ def _search(question: Question) -> Plan:
 
 def _as_plan(question: Question, found: Candidate) -> Plan:
     problem, solution, judged = found.problem, found.solution, found.judged
-    is_timed = question.policy == "auto"
+    is_timed = question.policy == "auto" or problem.allowed is not None
     bounds = time_bounds(problem) if is_timed else use_bounds(problem)
-    least = found.least if question.policy in ("auto", "balanced") else _least_use(problem)
+    least = found.least if is_timed or question.policy == "balanced" else _least_use(problem)
     if least is not None:
         bounds["memory"] = max(least, *bounds.values())
     advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)
@@ -134,6 +139,8 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
         loose=problem.profile.loose,
         step_time=judged.seconds,
         stages=judged.stages,
+        saving=solution.saving,
+        streamed=solution.streamed,
         objective="step time" if is_timed else "largest use",
         value=judged.seconds if is_timed else max(uses),
         bounds=bounds,

@@ -163,8 +163,15 @@ class Fastest:
 
     @cached_property
     def _lengths(self) -> Table:
-        tables = [self._tables.time(kind).ravel() for kind in range(len(self._tables.kinds))]
-        return np.unique(np.concatenate([*tables, self._tables.beside]))
+        most = min(sum(self._tables.counts), self._tables.units)
+        every = {
+            id(table): table
+            for kind in range(len(self._tables.kinds))
+            for left in range(1, most + 1)
+            for table in [self._tables.time(kind, left)]
+        }
+        lengths = np.unique(np.concatenate([*(table.ravel() for table in every.values()), self._tables.beside]))
+        return lengths[np.isfinite(lengths)]
 
     def _timed(self, found: _Sum) -> Timed:
         return Timed(found.total + self._more * found.longest, found.path, found.total)
@@ -190,8 +197,8 @@ class Fastest:
 
     def _times(self, path: Path) -> Iterator[float]:
         before = -1
-        for kind, start, stop in path:
-            time = self._tables.time(kind)
+        for number, (kind, start, stop) in enumerate(path):
+            time = self._tables.time(kind, len(path) - number)
             yield float(time[before if len(time) > 1 else 0, start, stop - start - 1])
             before = kind
 
@@ -201,7 +208,7 @@ class Fastest:
         if key not in self._allowed:
             uses = self._tables.use(kind, left)
             allowed = np.isfinite(uses) & (uses <= self._most)
-            self._allowed[key] = np.where(allowed[None], self._tables.time(kind), np.inf)
+            self._allowed[key] = np.where(allowed[None], self._tables.time(kind, left), np.inf)
         return self._allowed[key]
 
 

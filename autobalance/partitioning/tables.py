@@ -101,8 +101,17 @@ class Tables:
             self._uses[kind, held] = self._measure(kind, held)
         return self._uses[kind, held]
 
-    def time(self, kind: int) -> Table:
-        """`[before, k, d]`: seconds of a stage for one micro-batch, with its transfers, by the kind before it."""
+    def time(self, kind: int, left: int) -> Table:
+        """`[before, k, d]`: seconds of a stage for one micro-batch, with its transfers, by the kind before it.
+
+        Args:
+            kind: of the device.
+            left: stages from this one to the end.
+        """
+        return self.plain_time(kind)
+
+    def plain_time(self, kind: int) -> Table:
+        """The same where all blocks keep what they save, which does not depend on what is in flight."""
         if kind not in self._times:
             sums = np.concatenate([[0.0], np.cumsum(self.seconds[kind])])
             stops = np.minimum(np.arange(self.units)[:, None] + np.arange(self.width)[None] + 1, self.units)
@@ -114,7 +123,7 @@ class Tables:
     @cached_property
     def shortest(self) -> float:
         """Seconds of the shortest stage."""
-        return min(float(self.time(kind).min()) for kind in range(len(self.kinds)))
+        return min(float(self.plain_time(kind).min()) for kind in range(len(self.kinds)))
 
     def base(self, kind: int) -> float:
         """Peak / budget of a device that holds no stage."""
@@ -127,7 +136,8 @@ class Tables:
             float(self._relative(np.array([[held]]), kind)[0, 0]) for held, kind in zip(empty, self.kinds, strict=True)
         ]
 
-    def _measure(self, kind: int, held: int) -> Table:
+    def peaks(self, kind: int, held: int) -> Matrix:
+        """`[k, d]`: bytes of every stage on a kind."""
         here = self.kinds[kind]
         peaks = np.zeros((self.units, self.width), dtype=np.int64)
         if self.memory is not None:
@@ -135,15 +145,24 @@ class Tables:
         for (place, count, start, stop), more in self.known.items():
             if (place, count) == (kind, held) and stop - start <= self.width:
                 peaks[start, stop - start - 1] += more
-        uses = self._relative(peaks, here)
+        return peaks
+
+    def _measure(self, kind: int, held: int) -> Table:
+        uses = self._relative(self.peaks(kind, held), self.kinds[kind])
+        uses[~self.allowed(kind)] = np.inf
+        return uses
+
+    def allowed(self, kind: int) -> NDArray[np.bool_]:
+        """`[k, d]`: stages that a kind may hold, whatever they take."""
+        here = self.kinds[kind]
         starts = np.arange(self.units)[:, None]
         stops = starts + np.arange(self.width)[None] + 1
         ends = np.full(self.units, self.units) if self.reach is None else np.array(self.reach.last)
-        uses[stops > ends[:, None]] = np.inf
+        allowed: NDArray[np.bool_] = stops <= ends[:, None]
         for unit in self.chain.bound:
             inside = (starts <= unit) & (unit < stops)
-            uses[~inside if unit in here.units else inside] = np.inf
-        return uses
+            allowed &= inside if unit in here.units else ~inside
+        return allowed
 
     def _relative(self, peaks: Matrix, here: Kind) -> Table:
         held = np.where(peaks > 0, peaks + here.excess, 0)

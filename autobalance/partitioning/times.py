@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -121,6 +121,7 @@ def stages_of(
     crossings: Sequence[Crossing],
     in_flight: Sequence[int] = (),
     saving: Sequence[str] = (),
+    streamed: Mapping[int, int] | None = None,
 ) -> tuple[Stage, ...]:
     """Stages of an assignment with their times for one micro-batch.
 
@@ -140,6 +141,7 @@ def stages_of(
         in_flight: micro-batches whose saved bytes each stage holds; empty: one.
         saving: for each block `"keep"`, `"recompute"` (its forward runs once more, in the backward) or `"offload"` (its
             saved bytes go to the host and come back meanwhile). Empty: all are kept.
+        streamed: block -> bytes that its weights, which stream, take over the link to the host, in all directions.
 
     Returns:
         One stage for each run of consecutive blocks with one device.
@@ -152,9 +154,10 @@ def stages_of(
         forward, backward = (float(column[start:stop].sum()) for column in times[device])
         modes = saving[start:stop]
         backward += sum(float(times[device][0][start + k]) for k, mode in enumerate(modes) if mode == "recompute")
-        offloaded = sum(profile.blocks[start + k].saved for k, mode in enumerate(modes) if mode == "offload")
+        offloaded = sum((streamed or {}).get(block, 0) for block in range(start, stop))
+        offloaded += 2 * sum(profile.blocks[start + k].saved for k, mode in enumerate(modes) if mode == "offload")
         # Copies to the host and back run beside all else, and only what they take longer is waited for.
-        backward += max(0.0, 2 * offloaded / devices[device].host_link - forward - backward - waits[number])
+        backward += max(0.0, offloaded / devices[device].host_link - forward - backward - waits[number])
         held = in_flight[number] if in_flight else 1
         stages.append(Stage(start, stop, device, held, forward, backward, waits[number], received[number]))
     return tuple(stages)
