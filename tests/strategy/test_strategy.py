@@ -182,6 +182,11 @@ def test_a_plan_can_be_given_or_read(lightning: ModuleType, trainer: Callable[..
         assert made.strategy.plan == plan
     with pytest.raises(ValueError, match=r"the plan is for 4 devices, but the Trainer has 2: set Trainer\(devices=4\)"):
         trainer(devices=2, strategy=autobalance.SelfBalanceStrategy(plan=plan)).fit(big(lightning), batches())
+    larger = loader([torch.randn(4, 8, WIDTH)])
+    with pytest.raises(
+        ValueError, match=r"for batches of float32\[2,8,64\], but here they are of float32\[4,8,64\], 2,048 "
+    ):
+        trainer(strategy=autobalance.SelfBalanceStrategy(plan=plan)).fit(big(lightning), larger)
     other = CASES["gpt"].make(lightning.LightningModule)
     with pytest.raises(ValueError, match="the plan was made for other blocks than the model has"):
         trainer(strategy=autobalance.SelfBalanceStrategy(plan=plan)).fit(other, loader(CASES["gpt"].batches(1)))
