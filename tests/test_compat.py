@@ -397,3 +397,12 @@ def test_what_a_function_gave_is_added_while_its_own_node_is_current() -> None:
     with Watch():
         result.backward()
     assert seen == [(True, False, True, numbers[0])]  # the later one's gradient comes first
+
+
+def test_autograd_numbers_its_nodes_in_the_order_of_their_making() -> None:
+    x = torch.ones(2, requires_grad=True)
+    first = compat.next_number()
+    y = x * 2
+    z = y.exp()
+    assert [compat.number_of(node.grad_fn) for node in (y, z)] == [first, first + 1]
+    assert compat.next_number() == first + 2

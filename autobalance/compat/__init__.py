@@ -36,6 +36,7 @@ from autobalance.compat.lightning import stepping_scaler as stepping_scaler
 from autobalance.compat.lightning import transferred_batch as transferred_batch
 from autobalance.compat.lightning import trial_precision as trial_precision
 from autobalance.compat.modes import accumulates_gradients as accumulates_gradients
+from autobalance.compat.modes import autocast_keeps_casts as autocast_keeps_casts
 from autobalance.compat.modes import call_around_backward as call_around_backward
 from autobalance.compat.modes import call_at_checkpoint as call_at_checkpoint
 from autobalance.compat.modes import current_node as current_node
@@ -46,6 +47,7 @@ from autobalance.compat.modes import in_backward as in_backward
 from autobalance.compat.modes import insert_function_mode as insert_function_mode
 from autobalance.compat.modes import is_node_of as is_node_of
 from autobalance.compat.modes import modes_disabled as modes_disabled
+from autobalance.compat.modes import next_number as next_number
 from autobalance.compat.modes import number_of as number_of
 from autobalance.compat.modes import on_autocast_exit as on_autocast_exit
 from autobalance.compat.modes import raised_in_backward as raised_in_backward

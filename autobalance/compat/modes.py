@@ -50,6 +50,12 @@ def function_modes() -> list[overrides.TorchFunctionMode]:
     return list(overrides._get_current_function_mode_stack())
 
 
+def autocast_keeps_casts() -> bool:
+    """Whether autocast is entered and keeps casts of weights until its end; inside an operation it seems to be off."""
+    torch.autocast_increment_nesting()
+    return bool(torch.autocast_decrement_nesting() > 0) and torch.is_autocast_cache_enabled()
+
+
 def call_at_checkpoint(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Have activation checkpointing, for the rest of the process, run `wrap(function)` for each function it is given.
 
@@ -84,6 +90,12 @@ def current_node() -> Any:
 def number_of(node: Any) -> int:
     """Number of an autograd node, which no other node of the graph has."""
     number: int = node._sequence_nr()
+    return number
+
+
+def next_number() -> int:
+    """The number that the next autograd node of this thread will have."""
+    number: int = torch._C._autograd._get_sequence_nr()
     return number
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from autobalance.profiling.profile import Profile
     from autobalance.profiling.timeline import Timeline
@@ -59,7 +61,7 @@ def check_timeline(timeline: Timeline) -> None:
             f"sizes, owners and values describe the same storages, but have {count}, {len(timeline.owners)} and "
             f"{len(timeline.values)} entries"
         )
-    if any(size < 0 for size in timeline.sizes):
+    if min(timeline.sizes, default=0) < 0:
         raise ValueError(f"a storage has {min(timeline.sizes)} bytes; sizes must not be negative")
     if sum(timeline.sizes) > _MOST:
         raise ValueError(f"the storages take {sum(timeline.sizes)} bytes together, more than any machine has")
@@ -68,14 +70,17 @@ def check_timeline(timeline: Timeline) -> None:
             f"fixed and per_sample have {len(timeline.fixed)} and {len(timeline.per_sample)} entries; each describes "
             f"all {count} storages, or none"
         )
-    for storage in timeline.scratch:
-        if not 0 <= storage < count:
-            raise ValueError(f"scratch names storage {storage}, but there are {count} storages")
+    for name, named in (("scratch", timeline.scratch), ("casts", timeline.casts)):
+        for storage in named:
+            if not 0 <= storage < count:
+                raise ValueError(f"{name} names storage {storage}, but there are {count} storages")
     if any(not 0 <= index < count or not -1 <= then < count for index, then in timeline.gradients):
         raise ValueError(f"gradients names storages that there are not; there are {count}")
     wholes = timeline.wholes
     if len(wholes) not in (0, count) or any(not -1 <= whole < part for part, whole in enumerate(wholes)):
         raise ValueError("wholes names for every storage an earlier one, or -1, or is empty")
+    for call in timeline.calls:
+        call.check(count, len(timeline.events))
     for fan in timeline.fans:
         fan.check(count, len(timeline.events))
     _check_events(timeline, count)
@@ -87,12 +92,24 @@ def check_timeline(timeline: Timeline) -> None:
 
 
 def _check_events(timeline: Timeline, count: int) -> None:
-    alive = bytearray(count)
-    for position, event in enumerate(timeline.events):
-        storage = abs(event) - 1
-        if not 0 <= storage < count:
-            raise ValueError(f"event {position} speaks of storage {storage}, but there are {count} storages")
-        if alive[storage] == (event > 0):
-            state = "born while it lives" if event > 0 else "dies while it is not alive"
-            raise ValueError(f"event {position}: storage {storage} {state}")
-        alive[storage] = event > 0
+    storages, born = timeline.event_columns
+    stray = np.flatnonzero((storages < 0) | (storages >= count))
+    if len(stray):
+        position = int(stray[0])
+        raise ValueError(f"event {position} speaks of storage {storages[position]}, but there are {count} storages")
+    births, deaths = np.bincount(storages[born], minlength=count), np.bincount(storages[~born], minlength=count)
+    if births.max(initial=0) < 2 and deaths.max(initial=0) < 2:
+        first, last = timeline.lives
+        died = np.flatnonzero(deaths)
+        if (first[died] < last[died]).all():
+            return
+    # Births and deaths of one storage take turns, beginning with a birth.
+    order = np.argsort(storages, kind="stable")
+    of = storages[order]
+    heads = np.flatnonzero(np.r_[True, of[1:] != of[:-1]]) if len(of) else order
+    place = np.arange(len(of)) - np.repeat(heads, np.diff(np.r_[heads, len(of)]))
+    wrong = order[born[order] != (place % 2 == 0)]
+    if len(wrong):
+        position = int(wrong.min())
+        state = "born while it lives" if born[position] else "dies while it is not alive"
+        raise ValueError(f"event {position}: storage {storages[position]} {state}")

@@ -38,6 +38,10 @@ class Observer:
         traced = self._traced
         traced.work(func, args, kwargs, result, account)
         self._gradients.saw(func, args, kwargs, result)
+        if traced.tracer.calls is not None:
+            traced.tracer.calls.saw(func, tensors_in((args, kwargs)))
+        if func is torch.ops.aten._to_copy.default:
+            self._note_cast(args[0], result)
         self._tell_maker(func, result)
         if not traced.work.optimizing:
             traced.waits.saw(func, args)
@@ -51,6 +55,12 @@ class Observer:
             shape = "x".join(map(str, result.shape)) if isinstance(result, Tensor) else ""
             tracer.made(self._seen, f"{func.__name__.partition('.')[0]} {shape}".rstrip())
             self._seen = len(tracer.sizes)
+
+    def _note_cast(self, weight: Tensor, result: Tensor) -> None:
+        """Autocast keeps casts of leaves to a smaller type (ATen/autocast_mode.cpp, cached_cast)."""
+        is_leaf = weight.requires_grad and weight.is_leaf and not compat.in_backward()
+        if is_leaf and result.element_size() < weight.element_size() and compat.autocast_keeps_casts():
+            self._traced.tracer.cast(weight.untyped_storage(), result.untyped_storage())
 
     def _charge_scratch(self, func: Any, args: Any, kwargs: Any, result: Any, account: int) -> None:
         tracer = self._traced.tracer

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from autobalance.profiling.block_cost import BlockCost
 from autobalance.profiling.timeline import Timeline
+from autobalance.timelines.calls import Call
 
 COLUMNS = ("static", "saved", "transient", "forward_time", "backward_time", "transfer")
 """What is said of every block: bytes, seconds, bytes."""
@@ -53,7 +54,8 @@ def textbook(
         )
         for k in range(count)
     )
-    timeline = _textbook_timeline(sizes["static"], sizes["saved"], sizes["transient"])
+    inputs = [block.inputs for block in blocks]
+    timeline = _textbook_timeline(sizes["static"], sizes["saved"], sizes["transient"], inputs)
     return blocks, _per_sample(timeline, count, batch_size) if batch_size else timeline
 
 
@@ -79,22 +81,29 @@ def _whole(size: float) -> int:
     return -int(-size // 1)
 
 
-def _textbook_timeline(static: Sequence[int], saved: Sequence[int], transient: Sequence[int]) -> Timeline:
+def _textbook_timeline(
+    static: Sequence[int], saved: Sequence[int], transient: Sequence[int], inputs: Sequence[int]
+) -> Timeline:
     count = len(static)
-    # Storages: static of every block, then saved of every block, then transient of every block.
+    # Storages: static, saved and transient of every block, then the part of what it saves that are its inputs, which is
+    # there by itself only where the block is recomputed.
     births = [k + 1 for k in range(count)]
     forward: list[int] = []
     backward: list[int] = []
+    calls: list[Call] = []
     for k in range(count):
         keep, work = count + k + 1, 2 * count + k + 1
         forward += [work, -work, keep]
+        start, stop, back = count + 3 * k, count + 3 * (k + 1), count + 3 * (2 * count - 1 - k)
+        calls.append(Call(k, start, stop, back, saved=(count + k,), until=(stop,), kept=(3 * count + k,)))
     for k in reversed(range(count)):
         keep, work = count + k + 1, 2 * count + k + 1
         backward += [work, -work, -keep]
     return Timeline(
-        sizes=(*static, *saved, *transient),
-        owners=tuple(range(count)) * 3,
-        values=(-1,) * (3 * count),
+        sizes=(*static, *saved, *transient, *inputs),
+        owners=tuple(range(count)) * 4,
+        values=(-1,) * (4 * count),
         events=(*births, *forward, *backward),
         marks=(("step 1 forward", count), ("step 1 backward", count + len(forward))),
+        calls=tuple(calls),
     )

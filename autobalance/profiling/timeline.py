@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from autobalance.profiling.checks import check_timeline
 from autobalance.saved import PACKED
+from autobalance.timelines.calls import Call
 from autobalance.timelines.fans import Fan
 
 ROOT = -1
@@ -47,6 +48,8 @@ class Timeline:
         fans: tensors that went to several blocks, and how their gradients met.
         gradients: for gradients of parameters the storage, and that which is born next once autograd has added the
             gradient to what was there before; -1: none is.
+        casts: indices of storages that are casts of weights, which autocast keeps until its context ends.
+        calls: forwards of blocks and when they came back; what is not known to be one is kept whole.
     """
 
     sizes: tuple[int, ...] = field(metadata=PACKED)
@@ -61,6 +64,8 @@ class Timeline:
     emptied: tuple[int, ...] = ()
     fans: tuple[Fan, ...] = ()
     gradients: tuple[tuple[int, int], ...] = ()
+    casts: tuple[int, ...] = field(default=(), metadata=PACKED)
+    calls: tuple[Call, ...] = ()
 
     def __post_init__(self) -> None:
         check_timeline(self)

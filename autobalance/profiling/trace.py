@@ -16,6 +16,7 @@ from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
 from autobalance.placement.place import loose_tensors
 from autobalance.profiling.copying import copy_module
+from autobalance.profiling.growing_calls import GrowingCalls
 from autobalance.profiling.lazy import with_shape
 from autobalance.profiling.observer import Observer
 from autobalance.profiling.opaque import OpaqueBlocks
@@ -76,6 +77,7 @@ def trace_apart(subject: Subject, last: int | None = None) -> Traced:
     traced = Traced(Tracer(subject.target.granule), count, loose=loose)
     world = _make_world(traced, subject, 1)
     traced.locator = VirtualLocator(traced.tracer, world)
+    traced.tracer.calls = GrowingCalls(traced.tracer, traced.homes.__contains__)
     homes = _homes(subject, range(count), loose)
     with world:
         layout = _Layout(

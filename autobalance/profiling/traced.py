@@ -88,11 +88,15 @@ def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.opti
 def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] | None = None) -> None:
     """Note the order of first calls and the bytes of outputs, and tell `progress` the name of each block called."""
 
-    def calling(name: str, module: nn.Module, args: Any) -> None:
+    def calling(index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         if progress is not None:
-            progress(name)
+            progress(blocks.names[index])
+        if traced.tracer.calls is not None:
+            traced.tracer.calls.begins(index, tensors_in((args, kwargs)))
 
     def called(index: int, module: nn.Module, args: Any, output: Any) -> None:
+        if traced.tracer.calls is not None:
+            traced.tracer.calls.ends(index, tensors_in(output))
         if index not in traced.outputs:
             traced.order.append(index)
         storages = {compat.storage_key(tensor.untyped_storage()): tensor for tensor in tensors_in(output)}
@@ -101,7 +105,7 @@ def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] 
 
     for index, modules in enumerate(blocks.modules):
         for module in modules:
-            module.register_forward_pre_hook(partial(calling, blocks.names[index]))
+            module.register_forward_pre_hook(partial(calling, index), with_kwargs=True)
             module.register_forward_hook(partial(called, index))
 
 

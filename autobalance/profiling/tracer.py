@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from autobalance.compat import storage_key
+from autobalance.profiling.growing_calls import GrowingCalls
 from autobalance.profiling.growing_fans import GrowingFans
 from autobalance.profiling.timeline import ROOT, Timeline
 from autobalance.simulated.ledger import GRANULE
@@ -43,8 +44,10 @@ class Tracer:
         wholes: by copy of a part of a storage, and by copy of such a copy: what it was copied from.
         fans: tensors that went to several blocks, and how their gradients met.
         gradients: for each storage that is a parameter's gradient how many storages there were when it was added.
+        casts: storages of weights' casts that autocast keeps until its context ends.
         marks: named moments, as (name, number of events before).
         emptied: numbers of events before the moments at which cached memory is given back.
+        calls: of blocks; None where blocks are not at home in places of their own.
     """
 
     def __init__(self, granule: int = GRANULE) -> None:
@@ -62,6 +65,8 @@ class Tracer:
         self.wholes: dict[int, int] = {}
         self.fans = GrowingFans()
         self.gradients: dict[int, int] = {}
+        self.casts: list[int] = []
+        self.calls: GrowingCalls | None = None
         self._live: dict[int, int] = {}
         self._next_value = 0
         self._workspaces: dict[str, int] = {}
@@ -207,6 +212,12 @@ class Tracer:
         if index is not None:
             self.gradients.setdefault(index, len(self.sizes))
 
+    def cast(self, weight: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
+        """Record that a storage was made by casting another, if that one is a weight's."""
+        source, index = self.find(weight), self.find(made)
+        if source is not None and index is not None and self.kinds[source] == "weights":
+            self.casts.append(index)
+
     def copied(
         self,
         copy: torch.UntypedStorage,
@@ -254,8 +265,10 @@ class Tracer:
             marks=tuple(self.marks),
             fixed=tuple(self.nbytes),
             wholes=tuple(self.wholes.get(index, -1) for index in range(len(self.sizes))) if self.wholes else (),
+            casts=tuple(self.casts),
             scratch=tuple(index for index, kind in enumerate(self.kinds) if kind in NO_TENSORS),
             emptied=tuple(self.emptied),
             fans=self.fans.finished(),
             gradients=tuple((index, then if then < len(self.sizes) else -1) for index, then in self.gradients.items()),
+            calls=() if self.calls is None else self.calls.finished(owner_of),
         )

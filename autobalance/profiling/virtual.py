@@ -119,6 +119,8 @@ class VirtualLocator:
         """
         copied = self._world.copied(tensor, place)
         source, target = tensor.untyped_storage(), copied.untyped_storage()
+        if self._tracer.calls is not None:
+            self._tracer.calls.copied(source)
         if alone:
             self._tracer.copied(target, [], self._tracer.maker_of(source), source)
         elif source.nbytes() == target.nbytes():

@@ -90,5 +90,6 @@ class EditedTimeline:
             marks=tuple((name, position + int(shifts[position])) for name, position in old.marks),
             emptied=tuple(position + int(shifts[position]) for position in old.emptied),
             fans=(),
+            calls=(),
         )
         return changed, np.concatenate([self.homes, np.array(self._places, dtype=np.int64)])
