@@ -3,8 +3,9 @@
 Run it by hand: `OMP_NUM_THREADS=1 python tests/benchmarks/plan_quality.py` (tools: `autobalance[benchmarks]`, and
 `pip install --no-deps torchgpipe`). Profiles are traced once and kept in a folder (`large_profiles.py`). Every split is
 judged by `autobalance.score` on the same profile: 2, 4 and 8 devices of 24 and 80 GiB, training with AdamW and
-inference, at a batch of one and at the largest that our plan fits, without micro-batches. Exit status 1 where ours is
-worse than another on its own objective anywhere, or ahead of accelerate by less than the limits below.
+inference, at a batch of one and at the largest that our plan fits, as a whole, and that again in micro-batches under
+1F1B. Exit status 1 where ours is worse than another on its own objective anywhere, or ahead of accelerate by less than
+the limits of `quality_report.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from batch_search import largest_of_plans, largest_of_split
 from large_models import LARGE, MODES
 from large_profiles import FOLDER, profile_of
 from other_splits import OTHERS, NoSplit, Question, quiet
-from quality_report import Case, Judged, bars_kept, model_table, summary
+from quality_report import Case, Judged, Terms, bars_kept, model_table, summary
 from rich.console import Console
 from torch import nn
 
@@ -40,51 +41,60 @@ class Judge:
         self.profile = profile_of(name, mode, folder)
         self.module: nn.Module = LARGE[name].build(mode)
         self.at = lru_cache(maxsize=64)(self._at)
+        self.largest = lru_cache(maxsize=64)(self._largest)
         self.crossings = lru_cache(maxsize=8)(lambda batch: crossings_of(self.at(batch)))
 
     def _at(self, batch: int) -> Profile:
         return self.profile if batch == self.profile.batch_size else self.profile.scaled(batch)
 
     def cases(self, devices: int, gib: int) -> Iterator[Case]:
-        """A batch of one, and the largest that our balanced plan fits."""
-        capacities = [gib * 2**30] * devices
-        ours = largest_of_plans(self.at, lambda batch: self.plan("balanced", devices, gib, batch), capacities)
-        for batch in sorted({1, max(1, ours)}):
+        """A batch of one, and the largest that our balanced plan fits, as a whole and in micro-batches."""
+        alone = Terms(devices, gib, 1)
+        ours = largest_of_plans(self.at, lambda batch: self.plan("balanced", alone.at(batch)), alone.capacities)
+        largest = alone.at(max(1, ours))
+        for terms in dict.fromkeys((alone, largest, largest.in_flight())):
             found: dict[str, Judged | str] = {}
             for policy in POLICIES:
                 try:
-                    plan = self.plan(policy, devices, gib, batch)
-                    found[f"ours, {policy}"] = self.judged(plan.assignment, plan.root, devices, gib, batch, ours)
+                    plan = self.plan(policy, terms)
+                    found[f"ours, {policy}"] = self.judged(plan.assignment, plan.root, terms, ours)
                 except InfeasiblePlanError:
                     found[f"ours, {policy}"] = "no plan fits"
-            question = Question(LARGE[self.name], self.module, self.at(batch), self.at(1), devices, gib * 2**30)
+            question = Question(LARGE[self.name], self.module, self.at(terms.batch), self.at(1), devices, gib * 2**30)
             for tool, split in OTHERS.items():
                 try:
                     assignment = split(question)
                 except NoSplit as reason:
                     found[tool] = str(reason)
                     continue
-                largest = largest_of_split(self.at, assignment, assignment[-1], capacities)
-                found[tool] = self.judged(assignment, assignment[-1], devices, gib, batch, largest)
-            yield Case(self.name, self.mode, devices, gib, batch, found)
+                most = self.largest(assignment, devices, gib)
+                found[tool] = self.judged(assignment, assignment[-1], terms, most)
+            yield Case(self.name, self.mode, terms, found)
 
-    def plan(self, policy: str, devices: int, gib: int, batch: int) -> autobalance.Plan:
+    def plan(self, policy: str, terms: Terms) -> autobalance.Plan:
         """Ours, on the terms that all others are judged on."""
         return autobalance.plan(
-            self.at(batch),
-            [gib * 2**30] * devices,
+            self.at(terms.batch),
+            terms.capacities,
             policy=policy,
-            micro_batches=1,
-            schedule="naive",
+            micro_batches=terms.micro_batches,
+            schedule=terms.schedule,
             recompute=False,
             cache=False,
         )
 
-    def judged(self, assignment: Sequence[int], root: int, devices: int, gib: int, batch: int, largest: int) -> Judged:
-        """A split at a batch."""
-        profile = self.at(batch)
-        score = autobalance.score(profile, assignment, [gib * 2**30] * devices, root=root)
-        moved = sum(bytes_moved(self.crossings(batch), assignment, root).values())
+    def judged(self, assignment: Sequence[int], root: int, terms: Terms, largest: int) -> Judged:
+        """A split on these terms."""
+        profile = self.at(terms.batch)
+        score = autobalance.score(
+            profile,
+            assignment,
+            terms.capacities,
+            root=root,
+            micro_batches=terms.micro_batches,
+            schedule=terms.schedule,
+        )
+        moved = sum(bytes_moved(self.crossings(terms.batch), assignment, root).values())
         return Judged(
             assignment=tuple(assignment),
             use=max(score.uses),
@@ -94,6 +104,9 @@ class Judge:
             largest=largest,
             is_kept=_keeps_the_order(assignment, profile),
         )
+
+    def _largest(self, assignment: tuple[int, ...], devices: int, gib: int) -> int:
+        return largest_of_split(self.at, assignment, assignment[-1], Terms(devices, gib, 1).capacities)
 
 
 def _keeps_the_order(assignment: Sequence[int], profile: Profile) -> bool:

@@ -4,15 +4,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
+
+from autobalance.devices.device import Device
 
 PEAK, BATCH = 1.1, 1.3
 """By how much accelerate's peaks lie above ours, and our largest batches above accelerate's, in the geometric mean."""
 CLOSE = 0.02
 """Share of the best step time within which the policy "auto" prefers the smaller use."""
 RIVAL = "accelerate"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what a split is judged.
+
+    Attributes:
+        devices: how many.
+        gib: GiB of each.
+        batch: samples.
+        micro_batches: parts that the batch is run in.
+        schedule: their order.
+    """
+
+    devices: int
+    gib: int
+    batch: int
+    micro_batches: int = 1
+    schedule: str = "naive"
+
+    @property
+    def capacities(self) -> list[int | float | str | Device]:
+        """Bytes of every device."""
+        return [self.gib * 2**30] * self.devices
+
+    def at(self, batch: int) -> Terms:
+        """The same with another batch."""
+        return replace(self, batch=batch)
+
+    def in_flight(self) -> Terms:
+        """The same under 1F1B, in four micro-batches for each device, or as many as there are samples."""
+        parts = min(self.batch, 4 * self.devices)
+        return replace(self, micro_batches=parts, schedule="1f1b") if parts > 1 else self
+
+    def __str__(self) -> str:
+        parts = f" in {self.micro_batches}, {self.schedule}" if self.micro_batches > 1 else ""
+        return f"{self.devices} x {self.gib} GiB, {self.batch}{parts}"
 
 
 @dataclass(frozen=True)
@@ -23,9 +62,9 @@ class Judged:
         assignment: device per block.
         use: largest peak / capacity.
         seconds: of a step.
-        moved: bytes between devices in a step.
+        moved: bytes between devices in a step of the whole batch.
         empty: devices that hold nothing.
-        largest: the largest batch that the split fits; for ours, that our balanced plans fit.
+        largest: the largest batch that the split fits as a whole; for ours, that our balanced plans fit.
         is_kept: whether it is one of the splits that our policies choose among.
     """
 
@@ -49,15 +88,13 @@ class Case:
 
     model: str
     mode: str
-    devices: int
-    gib: int
-    batch: int
+    terms: Terms
     found: dict[str, Judged | str]
 
     @property
     def name(self) -> str:
         """In words."""
-        return f"{self.model}, {self.mode}, {self.devices} x {self.gib} GiB, batch {self.batch}"
+        return f"{self.model}, {self.mode}, {self.terms}"
 
     @property
     def ours(self) -> Judged | None:
@@ -89,7 +126,7 @@ def model_table(name: str, cases: Sequence[Case]) -> Table:
         for case in cases:
             if case.mode == mode:
                 cells_of = [_cell(found) for found in case.found.values()]
-                table.add_row(f"{case.devices} x {case.gib} GiB, {case.batch}", *cells_of)
+                table.add_row(str(case.terms), *cells_of)
     return table
 
 
@@ -146,7 +183,7 @@ def ratios(cases: Sequence[Case]) -> Ratios:
     found = Ratios([], [], [], 0, 0, 0, 0)
     counts = dict.fromkeys(("only_ours", "only_theirs", "neither", "only_ours_at_all"), 0)
     for case in cases:
-        if case.mode != "training" or case.devices not in (4, 8):
+        if case.mode != "training" or case.terms.devices not in (4, 8) or case.terms.micro_batches > 1:
             continue
         ours, theirs = case.ours, case.of(RIVAL)
         they_fit = theirs is not None and theirs.fits
@@ -159,7 +196,7 @@ def ratios(cases: Sequence[Case]) -> Ratios:
             found.peaks.append(theirs.use / ours.use)
         else:
             counts["only_ours"] += 1
-        if case.batch == 1:
+        if case.terms.batch == 1:
             if theirs is not None and theirs.largest:
                 found.batches.append(ours.largest / theirs.largest)
             else:
