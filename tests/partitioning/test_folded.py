@@ -67,6 +67,7 @@ def test_plain_chains_residuals_and_what_all_blocks_are_given_are_not_folded() -
     assert folded_units(10, onward) is None
     assert folded_units(10, [*onward, *residuals]) is None
     assert folded_units(10, [*onward, Crossing(ROOT, tuple(range(10)), 4, False)]) is None
+    assert folded_units(50, [Crossing(block, (block + 1,), 4, True) for block in range(49)] + residuals[:1]) is None
     # The encoder's output, which every block of a decoder reads.
     assert folded_units(10, [*onward, Crossing(4, tuple(range(5, 10)), 4, True)]) is None
 
