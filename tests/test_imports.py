@@ -67,18 +67,6 @@ def test_public_functions_are_not_hidden_by_modules_of_the_same_name() -> None:
     assert all(callable(getattr(autobalance, name)) for name in ("profile", "plan", "score", "simulate", "dispatch"))
 
 
-@pytest.mark.parametrize(
-    ("package", "other"), [("pytorch_lightning", "lightning"), ("lightning.pytorch", "pytorch_lightning")]
-)
-def test_import_registers_with_the_lightning_package_in_use_only(package: str, other: str) -> None:
-    code = (
-        f"import {package} as pl, autobalance\n"
-        f"from {package}.strategies import StrategyRegistry\n"
-        "assert 'self_balance' in StrategyRegistry, sorted(StrategyRegistry)"
-    )
-    assert other not in imported_by(code)
-
-
 def test_distribution_agrees_with_the_package() -> None:
     assert metadata.version("autobalance") == autobalance.__version__
     (script,) = metadata.entry_points(group="console_scripts", name="autobalance")

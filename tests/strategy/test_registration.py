@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+OTHER = {"pytorch_lightning": "lightning", "lightning.pytorch": "pytorch_lightning"}
 
 # The model of the seed: nothing but a `self_balance` method tells it from any other.
 MODEL = """
@@ -68,27 +69,18 @@ def run(code: str, folder: Path, *arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_mixin_registers_with_its_own_package(package: str, tmp_path: Path) -> None:
-    code = f"""
-from autobalance import SelfBalance
-from {package} import LightningModule, Trainer
-{WITH_MIXIN}
-fit(Trainer(strategy="self_balance", **WHERE, **QUIET))
-other = {{"pytorch_lightning": "lightning", "lightning.pytorch": "pytorch_lightning"}}["{package}"]
-assert other not in sys.modules, other
-"""
-    assert "3 simulated devices" in run(code, tmp_path)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
 def test_a_module_without_the_mixin_trains_after_the_import(package: str, tmp_path: Path) -> None:
     code = f"""
+import os, sys
 from {package} import LightningModule, Trainer
 import autobalance
+assert "{OTHER[package]}" not in sys.modules
 {WITHOUT_MIXIN}
 fit(Trainer(strategy="self_balance", **WHERE, **QUIET))
 fit(Trainer(strategy=autobalance.SelfBalanceStrategy(policy="balanced"), **WHERE, **QUIET))
 assert isinstance(fit(Trainer(strategy="self_balance", **WHERE, **QUIET)).strategy, autobalance.SelfBalanceStrategy)
+os.environ["PL_TRAINER_STRATEGY"] = "self_balance"
+assert isinstance(fit(Trainer(**WHERE, **QUIET)).strategy, autobalance.SelfBalanceStrategy)
 """
     run(code, tmp_path)
 
@@ -135,9 +127,6 @@ for package, model in ((pytorch_lightning, First), (lightning.pytorch, Second)):
 
 CLI = """
 from {package}.cli import LightningCLI
-from {package} import LightningModule
-from autobalance import SelfBalance
-{model}
 cli = LightningCLI(
     Net,
     save_config_callback=None,
@@ -151,37 +140,33 @@ print("ran with", type(strategy).__name__, strategy.options, strategy.plan.assig
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_command_line_takes_a_name_a_class_a_file_and_the_environment(package: str, tmp_path: Path) -> None:
-    script = CLI.format(package=package, model=WITH_MIXIN)
+def test_the_mixin_registers_for_trainers_and_for_the_command_line(package: str, tmp_path: Path) -> None:
+    """The strategy is a name, then on the command line a name, a class in a file, and a variable of the environment."""
     by_file = tmp_path / "config.yaml"
     by_file.write_text(
         "trainer:\n  strategy:\n    class_path: autobalance.SelfBalanceStrategy\n"
         "    init_args:\n      policy: balanced\n      max_memory: {0: 1MiB}\n      pin: {layer_2: 2}\n"
     )
     code = f"""
-import os, sys
+import os
+from autobalance import SelfBalance
+from {package} import LightningModule, Trainer
+{WITH_MIXIN}
+fit(Trainer(strategy="self_balance", **WHERE, **QUIET))
+assert "{OTHER[package]}" not in sys.modules
 for arguments in (["--trainer.strategy=self_balance"], ["--config=config.yaml"], []):
     if not arguments:
         os.environ["PL_FIT__TRAINER__STRATEGY"] = "self_balance"
     sys.argv[1:] = ["fit", *arguments]
-    exec(compile({script!r}, "script", "exec"), dict(globals(), __name__="__main__"))
+    exec({CLI.format(package=package)!r})
 """
-    name, file, variable = (line for line in run(code, tmp_path).splitlines() if line.startswith("ran with"))
+    said = run(code, tmp_path)
+    assert "3 simulated devices" in said
+    name, file, variable = (line for line in said.splitlines() if line.startswith("ran with"))
     assert "SelfBalanceStrategy" in name
     assert "(0, 1, 2)" in name
     assert variable == name
     assert "policy='balanced', max_memory={0: '1MiB'}, reserve='auto', pin={'layer_2': 2}" in file
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_the_trainer_takes_the_name_from_the_environment(package: str, tmp_path: Path) -> None:
-    code = f"""
-from {package} import LightningModule, Trainer
-import autobalance
-{WITHOUT_MIXIN}
-fit(Trainer(**WHERE, **QUIET))
-"""
-    run(code, tmp_path, PL_TRAINER_STRATEGY="self_balance")
 
 
 def test_registering_again_changes_nothing() -> None:

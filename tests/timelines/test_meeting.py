@@ -166,23 +166,24 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.fixture(scope="module", params=OPTIMIZERS)
-def profiled(request: pytest.FixtureRequest) -> tuple[Profiler, Profile]:
+def profiled(request: pytest.FixtureRequest) -> tuple[Profiler, Profile, int]:
     model = EncoderAndDecoder()
     trial = PlainTrial(OPTIMIZERS[request.param], loss, "32-true")
     profiler = Profiler(model, find_blocks(model), trial, [Batch("train batch", "train", torch.randn(20, 16, 32))])
-    return profiler, profiler.profile()
+    return profiler, profiler.profile(), list(OPTIMIZERS).index(request.param)
 
 
-def test_a_decoder_replays_as_placed_wherever_its_layers_are(profiled: tuple[Profiler, Profile]) -> None:
-    profiler, profile = profiled
-    for assignment in placements(5, 3):
+def test_a_decoder_replays_as_placed_wherever_its_layers_are(profiled: tuple[Profiler, Profile, int]) -> None:
+    profiler, profile, first = profiled
+    # Every other placement for each optimizer: where gradients meet does not depend on it.
+    for assignment in [*placements(5, 3)][first :: len(OPTIMIZERS)]:
         where = spot(profile, list(assignment))
         traced = profiler.forecast(where.names, where.assignment, where.loose, where.root, 3)
         replayed = replay(profile.timeline, where.assignment, where.root, 3)
         assert replayed == [device.peak for device in traced], assignment
 
 
-def test_a_bound_is_never_above_what_a_placement_takes(profiled: tuple[Profiler, Profile]) -> None:
+def test_a_bound_is_never_above_what_a_placement_takes(profiled: tuple[Profiler, Profile, int]) -> None:
     profile = profiled[1]
     bound, both = least(profile.timeline)
     assert both
