@@ -1,0 +1,228 @@
+"""What stages of a chain cost on the devices of a question: the makings of the search's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobalance.devices.device import Device
+from autobalance.devices.links import link_between
+from autobalance.partitioning.chain import Chain
+from autobalance.partitioning.kinds import Kind, kinds_for
+from autobalance.partitioning.reach import Growth, growth_of
+from autobalance.partitioning.saver import Allowed, Saver, unit_costs
+from autobalance.partitioning.saving_tables import SavingTables
+from autobalance.partitioning.savings import saving_costs
+from autobalance.partitioning.stage_memory import StageMemory
+from autobalance.partitioning.stage_peaks import Matrix, Reach
+from autobalance.partitioning.tables import InFlight, Tables, in_flight_of
+from autobalance.partitioning.times import device_seconds, launch_seconds
+from autobalance.partitioning.transfers import Crossing, received
+from autobalance.partitioning.work_table import Seconds
+from autobalance.profiling.profile import Profile
+
+
+@dataclass
+class StageCosts:
+    """A chain of one micro-batch on the devices of a question.
+
+    Example:
+        >>> StageCosts(profile, chain, devices, budgets=(11, 11)).unit_peaks()
+
+    Attributes:
+        profile: of one micro-batch.
+        chain: units and items.
+        devices: of the question.
+        budgets: bytes per device.
+        excess: bytes by which each device, where it holds something, is known to stand above the replay.
+        schedule: order of the micro-batches.
+        micro_batches: how many there are.
+        crossings: tensors that go from block to block.
+        allowed: what blocks may do to save memory; None: nothing.
+        savers: by kind, what its stages do to save memory.
+        last_memory: what the last tables were made of.
+    """
+
+    profile: Profile
+    chain: Chain
+    devices: tuple[Device, ...]
+    budgets: tuple[int, ...]
+    excess: tuple[int, ...] = ()
+    schedule: str = "naive"
+    micro_batches: int = 1
+    crossings: tuple[Crossing, ...] = ()
+    allowed: Allowed | None = None
+    savers: dict[Kind, Saver] = field(default_factory=dict, repr=False)
+    last_memory: StageMemory | None = field(default=None, repr=False)
+    _memories: dict[Reach | None, StageMemory] = field(default_factory=dict, repr=False)
+    _arrivals: dict[frozenset[int], Matrix] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.excess = self.excess or (0,) * len(self.devices)
+
+    @cached_property
+    def floor(self) -> float:
+        """Seconds that a step takes at least: the host launches one kernel after the other."""
+        return self.micro_batches * launch_seconds(self.profile, self.devices)
+
+    @cached_property
+    def block_seconds(self) -> list[Seconds]:
+        """For each device the seconds of a micro-batch in every block, there and back."""
+        return [forward + backward for forward, backward in self._both_seconds]
+
+    def peaks(self, here: frozenset[int]) -> Matrix:
+        """Peaks of all stages with one micro-batch in flight, on whose device the items `here` are.
+
+        Example:
+            >>> problem.peaks(frozenset())[0, 2]
+        """
+        return self._memory(None).peaks(here)
+
+    def unit_peaks(self) -> NDArray[np.int64]:
+        """Peak of every unit by itself.
+
+        Example:
+            >>> problem.unit_peaks().argmax()
+        """
+        count = len(self.chain.units)
+        alone = None if None in self._memories else Reach.of(range(1, count + 1))
+        return self._memory(alone).peaks(frozenset()).diagonal(1)
+
+    def item_peak(self, item: int) -> int:
+        """Peak of a device that holds nothing but one item.
+
+        Example:
+            >>> problem.item_peak(0)
+        """
+        alone = None if None in self._memories else Reach.of(range(1, len(self.chain.units) + 1))
+        return int(self._memory(alone).peaks(frozenset({item}))[0, 0])
+
+    @cached_property
+    def in_flight(self) -> InFlight:
+        """Micro-batches in flight, by the number of stages to the end."""
+        return in_flight_of(self.schedule, self.micro_batches)
+
+    @cached_property
+    def growth(self) -> Growth:
+        """What every unit adds at least to a stage."""
+        kinds = kinds_for(self.devices, self.budgets, self.excess, self.chain, ())
+        seconds = [self._unit_seconds(kind) for kind in kinds]
+        keeps = (
+            () if self.allowed and self.allowed.offload else ("forward",) if self.allowed else ("forward", "backward")
+        )
+        return growth_of(self.profile.timeline, self.chain, seconds, keeps)
+
+    def tables(
+        self,
+        kinds: tuple[Kind, ...],
+        reach: Reach | None,
+        known: Mapping[tuple[int, int, int, int], int],
+        *,
+        hard: bool,
+        memory: bool,
+    ) -> Tables:
+        """Tables of the stages within reach.
+
+        Args:
+            kinds: of devices.
+            reach: stages of interest; None: all.
+            known: bytes by which stages were found larger.
+            hard: False lets devices go over their budgets.
+            memory: False leaves out what stages hold.
+        """
+        units = self.chain.units
+        self.last_memory = self._memory(reach) if memory else self.last_memory
+        saves = self.allowed is not None and memory and hard
+        made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds]) if saves else Tables
+        return made(
+            kinds,
+            self.chain,
+            self._memory(reach) if memory else None,
+            seconds=[self._unit_seconds(kind) for kind in kinds],
+            beside=[self._seconds_beside(kind) for kind in kinds],
+            received=[self._received(kind.items) for kind in kinds],
+            links=self._links(kinds),
+            in_flight=self.in_flight,
+            width=len(units) if reach is None else reach.width,
+            reach=reach,
+            floor=self.floor,
+            hard=hard,
+            known=known,
+        )
+
+    def _saver(self, kind: Kind) -> Saver:
+        assert self.allowed is not None, "only asked where blocks may save"
+        if kind not in self.savers:
+            device = self.devices[kind.devices[0]]
+            blocks = saving_costs(
+                self.profile.blocks,
+                self._forward_seconds[kind.devices[0]].tolist(),
+                recompute=self.allowed.recompute,
+                offload=self.allowed.offload,
+                stream=("frozen", "trainable") if self.allowed.offload else (),
+            )
+            self.savers[kind] = Saver(
+                unit_costs(blocks, self.chain),
+                kind.budget - kind.excess,
+                device.host_link,
+                self.allowed.host_memory if self.allowed.offload else None,
+            )
+        return self.savers[kind]
+
+    def _memory(self, reach: Reach | None) -> StageMemory:
+        if reach not in self._memories:
+            self._memories[reach] = StageMemory(
+                self.profile.timeline,
+                self.chain,
+                len(self.profile.blocks),
+                self.micro_batches,
+                self.profile.training,
+                reach,
+            )
+        return self._memories[reach]
+
+    @cached_property
+    def _forward_seconds(self) -> list[Seconds]:
+        return [forward for forward, _ in self._both_seconds]
+
+    @cached_property
+    def _both_seconds(self) -> tuple[tuple[Seconds, Seconds], ...]:
+        return device_seconds(self.profile, self.devices)
+
+    def _unit_seconds(self, kind: Kind) -> Seconds:
+        column = np.max([self.block_seconds[device] for device in kind.devices], axis=0)
+        return np.array([sum(column[owner] for owner in owners if owner >= 0) for owners in self.chain.units])
+
+    def _seconds_beside(self, kind: Kind) -> float:
+        column = self.block_seconds[kind.devices[0]]
+        items = (self.chain.items[item] for item in kind.items)
+        return float(sum(column[owner] for item in items for owner in item.owners if owner >= 0))
+
+    def _received(self, here: frozenset[int]) -> Matrix:
+        if here not in self._arrivals:
+            beside = [owner for item in here for owner in self.chain.items[item].owners]
+            self._arrivals[here] = received(self.crossings, self.chain.units, self.profile.training, beside)
+        return self._arrivals[here]
+
+    def _links(self, kinds: Sequence[Kind]) -> Seconds:
+        """Bytes per second into each kind, by the kind before; a single row where that makes no difference."""
+        devices = self.devices
+        links = np.full((len(kinds) + 1, len(kinds)), np.inf)
+        for to, kind in enumerate(kinds):
+            for before, other in enumerate(kinds):
+                pairs = [(i, j) for i in other.devices for j in kind.devices if i != j]
+                if pairs:
+                    i, j = pairs[0]
+                    links[before, to] = link_between(devices[i], devices[j])
+            # Tensors of the batch come from the root, which is somewhere else.
+            links[-1, to] = links[:-1, to].min()
+        finite = links[np.isfinite(links)]
+        if not len(finite):
+            return np.full((1, len(kinds)), np.inf)
+        if (finite == finite[0]).all():
+            return np.full((1, len(kinds)), finite[0])
+        return links
