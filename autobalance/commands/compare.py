@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+
 import autobalance
 from autobalance.commands.make_plan import add_search_options, search_options
 from autobalance.commands.others import Split, other_splits, split_of_file
@@ -21,6 +23,7 @@ from autobalance.partitioning.verdict import verdict
 from autobalance.profiling.profile import Profile
 from autobalance.report.alternatives import alternatives_table
 from autobalance.report.comparison import Contender, comparison_table
+from autobalance.report.folding import Sentences
 from autobalance.report.render import render
 
 
@@ -75,10 +78,8 @@ def run(options: argparse.Namespace) -> None:
         contender, reason = judge.contender(split)
         contenders.append(contender)
         notes += [f"{split.name}: {reason}"] if reason else []
-    print(render(comparison_table(contenders)))
-    for note in notes:
-        print(note)
-    print(_instead(plan, judge))
+    told = Sentences(tuple(line for note in notes for line in note.splitlines()))
+    print(render(Group(comparison_table(contenders), told, "", _instead(plan, judge))))
 
 
 class _Judge:
@@ -130,16 +131,16 @@ def _how(schedule: str, micro_batches: int) -> str:
     return f"({schedule}, {micro_batches} parts)" if micro_batches > 1 else ""
 
 
-def _instead(plan: autobalance.Plan | None, judge: _Judge) -> str:
+def _instead(plan: autobalance.Plan | None, judge: _Judge) -> RenderableType:
     """What could be done instead of a split, and which is the better choice."""
     try:
         others = alternatives_of(judge.profile, judge.targets, judge.budgets)
     except ValueError as error:
-        return f"DDP, FSDP and ZeRO are left out: {error}"
-    table = render(alternatives_table(others))
+        return Sentences((f"DDP, FSDP and ZeRO are left out: {error}",))
     if plan is None:
         fitting = [other.name for other in others if other.fits]
-        return f"{table}\n" + (f"Of these {', '.join(fitting)} would fit." if fitting else "None of these fits.")
-    # What is recomputed or offloaded only the plan itself knows.
-    ours = plan if set(plan.saving) - {"keep"} else judge.score(plan)
-    return f"{table}\n{verdict(ours, others)}"
+        told = f"Of these {', '.join(fitting)} would fit." if fitting else "None of these fits."
+    else:
+        # What is recomputed or offloaded only the plan itself knows.
+        told = verdict(plan if set(plan.saving) - {"keep"} else judge.score(plan), others)
+    return Group(alternatives_table(others), "", Sentences((told,)))

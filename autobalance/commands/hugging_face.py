@@ -89,7 +89,7 @@ def load_config(name: str) -> Any:
     elif folder.is_absolute() or name.startswith((".", "~")):
         raise ValueError(f"hf:{name}: there is no directory {name}; it is to hold the config.json of the model")
     try:
-        return transformers.AutoConfig.from_pretrained(name)
+        return _fetched(transformers.AutoConfig, name)
     except OSError as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
@@ -105,6 +105,16 @@ def load_config(name: str) -> Any:
             f"({type(error).__name__}: {reason}). Mend the config, update transformers, or give a function that builds "
             f"the model, FILE.py:FUNCTION."
         ) from error
+
+
+def _fetched(auto: Any, name: str) -> Any:
+    """A config from this machine where it is here, so that nobody waits for a network that is not."""
+    try:
+        return auto.from_pretrained(name, local_files_only=True)
+    except OSError:
+        if Path(name).is_dir():
+            raise
+        return auto.from_pretrained(name)
 
 
 def _check_file(path: Path) -> None:

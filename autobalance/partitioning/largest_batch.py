@@ -52,6 +52,8 @@ def largest_batch(
     from autobalance.partitioning.search import plan
 
     require_profile(profile, "largest_batch")
+    if options.get("policy", "auto") == "auto":
+        options["policy"] = "balanced"  # which finds a plan for the same batches, sooner
     if not profile.batch_size:
         profile.scaled(1)  # says why it cannot be
 
