@@ -110,13 +110,15 @@ def micro_profile(profile: Profile, micro_batches: int) -> Profile:
 def _settled(problem: Problem, question: Question) -> Candidate | None:
     """Search, replay what was found, and search again with what the replay knew better, until nothing is new."""
     bound: tuple[float, ...] | None = None
+    least: float | None = None
     best: Candidate | None = None
     is_timed = question.policy == "auto" or problem.allowed is not None
     for _ in range(_TRIES):
         solution = problem.solve(auto if is_timed else POLICIES[question.policy])
         if solution is None:
             break
-        bound = bound or solution.key
+        if bound is None:
+            bound, least = solution.key, solution.bound
         judged = judge(
             problem.profile,
             solution.assignment,
@@ -133,7 +135,7 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
             key = _true_key("auto" if is_timed else question.policy, question, solution, judged)
             proved = solution.proved and _is_no_more(key, bound)
             if best is None or key < best.key:
-                best = Candidate(problem, solution, judged, key, proved, bound[0] if solution.proved else None)
+                best = Candidate(problem, solution, judged, key, proved, least)
             if proved:
                 break
         if max(more) <= 0 or not problem.learn(solution, more):

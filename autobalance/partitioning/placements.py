@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 MOST_COMBINATIONS = 4096
 """Placements of the items that are tried one by one."""
@@ -39,29 +39,3 @@ def all_placements(given: Sequence[int | None], alike: Sequence[Sequence[int]], 
         if len(found) > most:
             break
     return found
-
-
-def improved(given: Sequence[int | None], devices: int, cost: Callable[[Placement], tuple[float, ...]]) -> Placement:
-    """A placement that no single item can better by moving: items take turns.
-
-    Example:
-        >>> improved([None, 1], devices=2, cost=lambda placement: (placement[0],))
-        (0, 1)
-
-    Args:
-        given: device of each item; None: any.
-        devices: how many there are.
-        cost: what a placement leads to; smaller is better.
-    """
-    movable = [index for index, device in enumerate(given) if device is None]
-    order = {index: at % devices for at, index in enumerate(movable)}
-    chosen = tuple(order[index] if device is None else device for index, device in enumerate(given))
-    least, moved = cost(chosen), True
-    while moved:
-        moved = False
-        for index in movable:
-            for device in range(devices):
-                trial = (*chosen[:index], device, *chosen[index + 1 :])
-                if (price := cost(trial)) < least:
-                    chosen, least, moved = trial, price, True
-    return chosen

@@ -45,7 +45,8 @@ class Plan:
         objective: what was minimised, `"step time"` in seconds or `"largest use"`, the largest peak / budget.
         value: of the objective.
         bounds: lower bounds of the objective, from the loosest to the tightest: `"area"`, `"indivisible block"`,
-            `"transfers"` and, where it is proved, `"memory"`, which is the least of all plans of the same kind.
+            `"transfers"` and, where it is proved, `"memory"`, which is the least of all plans of the same kind; else
+            `"relaxation"`, where a solver found one.
         optimal: True where no plan of the same kind can be better, by proof.
         advice: what would make it better.
         micro_batches: parts that a batch is split into.

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
+from autobalance.devices.links import link_matrix
+from autobalance.partitioning.item_search import Found, ItemSearch
 from autobalance.partitioning.kinds import Kind, kinds_for, merged
-from autobalance.partitioning.placements import MOST_COMBINATIONS, Placement, all_placements, improved
+from autobalance.partitioning.placements import MOST_COMBINATIONS, Placement, all_placements
 from autobalance.partitioning.policies import Cut, Policy, auto, balanced, fastest
 from autobalance.partitioning.reach import first_limits, limits_of, widened
 from autobalance.partitioning.saver import Saver
@@ -17,6 +20,12 @@ from autobalance.partitioning.saving_tables import SavingTables
 from autobalance.partitioning.stage_costs import StageCosts
 from autobalance.partitioning.sweep import MOST_STATES, Path, count_states
 from autobalance.partitioning.tables import Tables
+
+_OBJECTIVES: dict[Policy, Literal["largest use", "step time"]] = {
+    auto: "step time",
+    fastest: "step time",
+    balanced: "largest use",
+}
 
 Known = tuple[int, frozenset[int], int, int, int]
 """Budget of a device, items on it, micro-batches in flight, first unit and one past the last unit of a stage."""
@@ -35,6 +44,7 @@ class Solution:
         items: device of each item.
         saving: "keep", "recompute" or "offload" for each block; empty: all keep.
         streamed: blocks whose weights stream from the host.
+        bound: nothing has a smaller first entry of the key; None where that is not known.
     """
 
     key: tuple[float, ...]
@@ -45,6 +55,7 @@ class Solution:
     items: tuple[int, ...] = ()
     saving: tuple[str, ...] = ()
     streamed: tuple[int, ...] = ()
+    bound: float | None = None
 
 
 @dataclass
@@ -104,8 +115,7 @@ class Problem(StageCosts):
     def solve(self, policy: Policy, *, hard: bool = True, memory: bool = True) -> Solution | None:
         """The best partition under a policy.
 
-        Exact where all placements of the items can be tried; otherwise the items take turns, each moving to its best
-        device, until none moves.
+        Exact where all placements of the items can be tried; otherwise they are searched, with a bound.
 
         Example:
             >>> problem.solve(balanced)
@@ -119,7 +129,8 @@ class Problem(StageCosts):
             None where budgets leave no way, or where none was found and not all could be tried.
         """
         best: tuple[Cut, tuple[int, ...], tuple[Kind, ...]] | None = None
-        for placement in self._placements if self.is_exact else [self._descent(policy, hard)]:
+        searched = None if self.is_exact else self._search_items(policy, hard)
+        for placement in self._placements if searched is None else [searched.placement]:
             kinds, found = self._cut(policy, placement, hard, memory)
             if found is not None and (best is None or found.key < best[0].key):
                 best = found, placement, kinds
@@ -130,7 +141,8 @@ class Problem(StageCosts):
         assignment, root = self.chain.assignment(stages, placement)
         proved = self.is_exact and not self._is_merged
         saving, streamed = self._savings(found.path, kinds)
-        return Solution(found.key, assignment, root, proved, stages, placement, saving, streamed)
+        bound = found.key[0] if proved else None if searched is None else searched.bound
+        return Solution(found.key, assignment, root, proved, stages, placement, saving, streamed, bound)
 
     def _savings(self, path: Path, kinds: tuple[Kind, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """What becomes of the saved tensors of each block, and the blocks whose weights stream."""
@@ -189,7 +201,7 @@ class Problem(StageCosts):
         given = [item.device for item in self.chain.items]
         return all_placements(given, [kind.devices for kind in kinds], MOST_COMBINATIONS)
 
-    def _descent(self, policy: Policy, hard: bool) -> Placement:
+    def _search_items(self, policy: Policy, hard: bool) -> Found:
         def cost(placement: Placement) -> tuple[float, ...]:
             _, found = self._cut(policy, placement, hard)
             if found is not None:
@@ -198,7 +210,16 @@ class Problem(StageCosts):
             _, loose = self._cut(balanced, placement, hard=False)
             return (float("inf"), *(loose.key if loose is not None else ()))
 
-        return improved([item.device for item in self.chain.items], len(self.devices), cost)
+        search = ItemSearch(
+            self.chain,
+            self.profile.timeline,
+            self.budgets,
+            np.array(self.block_seconds).T,
+            link_matrix(self.devices),
+            self.crossings,
+            self.micro_batches,
+        )
+        return search.best(cost, _OBJECTIVES.get(policy) if hard else None)
 
     @cached_property
     def _is_merged(self) -> bool:

@@ -121,11 +121,12 @@ def _search(question: Question) -> Plan:
 
 def _as_plan(question: Question, found: Candidate) -> Plan:
     problem, solution, judged = found.problem, found.solution, found.judged
-    is_timed = question.policy == "auto" or problem.allowed is not None
+    # Without times nothing but memory was compared.
+    is_timed = (question.policy == "auto" or problem.allowed is not None) and judged.seconds > 0
     bounds = time_bounds(problem) if is_timed else use_bounds(problem)
     least = found.least if is_timed or question.policy == "balanced" else _least_use(problem)
     if least is not None:
-        bounds["memory"] = max(least, *bounds.values())
+        bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())
     advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)
     uses = [peak / max(1, budget) for peak, budget in zip(judged.peaks, question.budgets, strict=True)]
     return Plan(
