@@ -4,7 +4,11 @@ It shares nothing with the planner: no timeline, no tables, no search. What it k
 what one visit of a micro-batch to a device runs. A block's forward takes its transient bytes up and down and keeps its
 saved bytes; its backward, in reverse order of blocks, takes its transient bytes up and down and frees what was saved.
 A recomputed block keeps of what it saves its input alone, and its backward first runs the forward again. An offloaded
-block's saved bytes leave after its forward and come back before its backward. Static bytes are there from the start.
+block's saved bytes leave after its forward and come back before its backward. Static bytes are there from the start; of
+blocks whose weights stream from the host, those of two in turn, which cross twice for each micro-batch.
+
+A stage saves memory only where it would not fit otherwise, in the way that takes the least time, and then counts as one
+that fills its device.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class Question:
         policy: `"auto"`, `"balanced"`, `"balanced_low_0"` or `"sequential"`.
         samples: in the batch.
         micro_batches, schedules: which of them may be chosen.
-        savings: what may become of saved bytes.
+        savings: what a block may do: `"keep"`, `"recompute"` or `"offload"` what it saves, each also with `"+stream"`.
         group: blocks that share a device.
         pins: block -> machine.
     """
@@ -97,6 +101,12 @@ class Outcome:
     peaks: tuple[int, ...]
     uses: tuple[float, ...]
     stage_times: tuple[float, ...]
+
+    @property
+    def ranks(self) -> tuple[float, ...]:
+        """Uses as policies compare them: a device on which a block saves memory counts as full."""
+        saving = {at for at, word in zip(self.assignment, self.saving, strict=True) if word != "keep"}
+        return tuple(1.0 if device in saving else use for device, use in enumerate(self.uses))
 
     @property
     def step_time(self) -> float:
@@ -167,36 +177,37 @@ def memory(
         saving: what becomes of the saved bytes of each of its blocks.
         micro_batches: parts of the batch.
     """
-    held = peak = sum(question.static[block] for stage in blocks.values() for block in stage)
+    members = [block for stage in blocks.values() for block in stage]
+    streamed = [question.static[block] for block in members if saving[block].endswith("+stream")]
+    held = peak = sum(question.static[block] for block in members) - sum(streamed)
+    held += max((here + after for here, after in zip(streamed, [*streamed[1:], 0], strict=False)), default=0)
 
     def change(size: float) -> None:
         nonlocal held, peak
         held += round(size)
         peak = max(peak, held)
 
+    change(0)
     for visit, is_backward in order:
         for block in reversed(blocks[visit]) if is_backward else blocks[visit]:
             saved = question.share(question.saved[block], micro_batches)
             work = question.share(question.transient[block], micro_batches)
             given = question.share(question.transfer[block - 1] if block else 0, micro_batches)
-            how = saving[block]
-            if not is_backward:
-                change(work)
-                change(-work)
-                if how == "recompute":
-                    change(given)
-                else:
-                    change(saved)
-                    change(-saved if how == "offload" else 0)
-                continue
-            if how == "recompute":
-                change(work)
-                change(-work)
-                change(saved - given)
-            elif how == "offload":
-                change(saved)
+            how = saving[block].removesuffix("+stream")
             change(work)
             change(-work)
+            if not is_backward:
+                change(given if how == "recompute" else saved)
+                change(-saved if how == "offload" else 0)
+                continue
+            if how == "recompute":
+                change(saved - given)
+                change(work)
+                change(-work)
+            elif how == "offload":
+                change(saved)
+                change(work)
+                change(-work)
             change(-saved)
     return peak
 
@@ -206,14 +217,16 @@ def stage_time(question: Question, visit: Visit, saving: Mapping[int, str], micr
     machine = question.machines[visit.device]
     fastest = min(each.slowness for each in question.machines)
     work = sum(question.forward[block] + question.backward[block] for block in visit.blocks)
-    work += sum(question.forward[block] for block in visit.blocks if saving[block] == "recompute")
+    work += sum(question.forward[block] for block in visit.blocks if saving[block].startswith("recompute"))
     seconds = question.share(work * machine.slowness / fastest, micro_batches)
     if visit.source is not None:
         # The input comes, and its gradient goes back over the same link.
         both_ways = 2 * question.share(question.transfer[visit.blocks[0] - 1], micro_batches)
         seconds += both_ways / link(machine, question.machines[visit.source])
     moved = sum(
-        question.share(question.saved[block], micro_batches) for block in visit.blocks if saving[block] == "offload"
+        question.share(question.saved[block] if saving[block].startswith("offload") else 0, micro_batches)
+        + (question.static[block] if saving[block].endswith("+stream") else 0)
+        for block in visit.blocks
     )
     return max(seconds, 2 * moved / machine.host_link)
 
@@ -270,13 +283,13 @@ def key_of(question: Question, found: Outcome) -> Key:
     `"auto"` compares uses among plans of nearly the least step time alone, which `best` sees to.
     """
     if question.policy == "balanced_low_0":
-        return (found.peaks[0], max(found.uses[1:], default=0.0))
+        return (found.ranks[0], max(found.ranks[1:], default=0.0))
     if question.policy == "sequential":
         used = len(set(found.assignment))
         if question.group or question.pins or len(question.schedules) > 1:
             return (used,)  # what fills a device first is then no longer a matter of the order alone
         return (used, *(-found.assignment.count(device) for device in range(len(question.machines))))
-    return (max(found.uses),)
+    return (max(found.ranks),)
 
 
 def best(question: Question) -> Best | None:
@@ -308,7 +321,7 @@ def _best_of(question: Question, movable: frozenset[int]) -> Best | None:
 
 
 def _outcomes(question: Question, movable: frozenset[int]) -> Iterator[Outcome]:
-    """Every plan that fits, but for those that another with the same stages beats in every respect."""
+    """Every plan that fits, with the quickest way to save memory on each device that has to."""
     ways = [
         (micro_batches, schedule)
         for micro_batches, schedule in product(question.micro_batches, question.schedules)
@@ -319,25 +332,27 @@ def _outcomes(question: Question, movable: frozenset[int]) -> Iterator[Outcome]:
         visits = visits_of(assignment)
         devices = sorted(set(assignment))
         for micro_batches, schedule in ways:
-            choices = [options.of(visits, device, micro_batches, schedule) for device in devices]
-            for chosen in product(*choices):
-                peaks = dict.fromkeys(range(len(question.machines)), 0)
-                times: dict[int, float] = {}
-                saving: dict[int, str] = {}
-                for device, option in zip(devices, chosen, strict=True):
-                    peaks[device] = option.peak
-                    here = (number for number, visit in enumerate(visits) if visit.device == device)
-                    times.update(zip(here, option.times, strict=True))
-                    saving.update(option.saving)
-                yield Outcome(
-                    assignment,
-                    tuple(saving[block] for block in question.blocks),
-                    micro_batches,
-                    schedule,
-                    tuple(peaks.values()),
-                    tuple(peaks[at] / machine.budget for at, machine in enumerate(question.machines)),
-                    tuple(times[number] for number in range(len(visits))),
-                )
+            chosen = [options.of(visits, device, micro_batches, schedule) for device in devices]
+            if None in chosen:
+                continue
+            peaks = dict.fromkeys(range(len(question.machines)), 0)
+            times: dict[int, float] = {}
+            saving: dict[int, str] = {}
+            for device, option in zip(devices, chosen, strict=True):
+                assert option is not None
+                peaks[device] = option.peak
+                here = (number for number, visit in enumerate(visits) if visit.device == device)
+                times.update(zip(here, option.times, strict=True))
+                saving.update(option.saving)
+            yield Outcome(
+                assignment,
+                tuple(saving[block] for block in question.blocks),
+                micro_batches,
+                schedule,
+                tuple(peaks.values()),
+                tuple(peaks[at] / machine.budget for at, machine in enumerate(question.machines)),
+                tuple(times[number] for number in range(len(visits))),
+            )
 
 
 def assignments(question: Question, movable: frozenset[int]) -> Iterator[tuple[int, ...]]:
@@ -366,7 +381,7 @@ def assignments(question: Question, movable: frozenset[int]) -> Iterator[tuple[i
 
 @dataclass(frozen=True)
 class _Option:
-    """One way to save memory on a device: its peak, the time of each of its stages, what becomes of its blocks."""
+    """What is done on a device: its peak, the time of each of its stages, what its blocks do."""
 
     peak: int
     times: tuple[float, ...]
@@ -374,45 +389,38 @@ class _Option:
 
 
 class _Options:
-    """Ways to save memory that fit a device, without those that another one beats in time and in memory."""
+    """For every device and what it runs: all blocks keep what they save, or else the quickest way to fit."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
         self._peaks: dict[object, int] = {}
-        self._found: dict[object, list[_Option]] = {}
+        self._found: dict[object, _Option | None] = {}
 
-    def of(self, visits: Sequence[Visit], device: int, micro_batches: int, schedule: str) -> list[_Option]:
+    def of(self, visits: Sequence[Visit], device: int, micro_batches: int, schedule: str) -> _Option | None:
         order = launches(schedule, visits, device, micro_batches)
         here = {number: visit for number, visit in enumerate(visits) if visit.device == device}
         known = (device, tuple(here.values()), order, micro_batches)
         if known not in self._found:
-            self._found[known] = self._all(here, order, micro_batches, self._question.machines[device].budget)
+            self._found[known] = self._quickest(here, order, micro_batches, self._question.machines[device].budget)
         return self._found[known]
 
-    def _all(
+    def _quickest(
         self, here: Mapping[int, Visit], order: tuple[Launch, ...], micro_batches: int, budget: int
-    ) -> list[_Option]:
+    ) -> _Option | None:
         question = self._question
         blocks = {number: visit.blocks for number, visit in here.items()}
         members = [block for stage in blocks.values() for block in stage]
-        options = []
+        best: _Option | None = None
         for ways in product(question.savings, repeat=len(members)):
             saving = dict(zip(members, ways, strict=True))
             same = (tuple(blocks.items()), order, ways, micro_batches)
             if same not in self._peaks:
                 self._peaks[same] = memory(question, blocks, order, saving, micro_batches)
-            if self._peaks[same] <= budget:
-                times = tuple(stage_time(question, visit, saving, micro_batches) for visit in here.values())
-                options.append(_Option(self._peaks[same], times, tuple(saving.items())))
-        return [
-            option
-            for at, option in enumerate(options)
-            if not any(
-                _beats(other, option, earlier=number < at) for number, other in enumerate(options) if number != at
-            )
-        ]
-
-
-def _beats(one: _Option, other: _Option, *, earlier: bool) -> bool:
-    mine, theirs = (one.peak, *one.times), (other.peak, *other.times)
-    return all(a <= b for a, b in zip(mine, theirs, strict=True)) and (mine != theirs or earlier)
+            if self._peaks[same] > budget:
+                continue
+            times = tuple(stage_time(question, visit, saving, micro_batches) for visit in here.values())
+            if best is None or sum(times) < sum(best.times):
+                best = _Option(self._peaks[same], times, tuple(saving.items()))
+            if all(way == "keep" for way in ways):
+                break
+        return best

@@ -70,7 +70,8 @@ def differences(question: Question, wanted: Best | None) -> list[str]:
     if plan is None or wanted is None:
         words = {False: "a plan", True: "no plan"}
         return [] if plan is wanted else [f"the planner has {words[plan is None]}, the judge {words[wanted is None]}"]
-    found = outcome(question, plan.assignment, plan.saving, plan.micro_batches, plan.schedule)
+    saving = [word + "+stream" * (block in plan.streamed) for block, word in enumerate(plan.saving or _kept(question))]
+    found = outcome(question, plan.assignment, saving, plan.micro_batches, plan.schedule)
     value = found.step_time if plan.objective == "step time" else max(found.uses)
     said = [
         *(f"block {block} is not on its device" for block, at in question.pins.items() if plan.assignment[block] != at),
@@ -88,6 +89,10 @@ def differences(question: Question, wanted: Best | None) -> list[str]:
         or (question.policy == "auto" and found.step_time > NEAR * least * (1 + 2 * EPSILON))
     ]
     return [*said, *(wrong if len(wrong) == len(wanted.keys) else [])]
+
+
+def _kept(question: Question) -> list[str]:
+    return ["keep"] * len(question.blocks)
 
 
 def _apart(what: str, said: tuple[float, ...], true: tuple[float, ...]) -> list[str]:
@@ -162,9 +167,9 @@ def recomputing(rng: random.Random) -> Question:
 
 
 def offloading(rng: random.Random) -> Question:
-    """Saved bytes may also wait in host memory."""
+    """Saved bytes may also wait in host memory, and weights may be there."""
     savings = rng.choice((("keep", "offload"), ("keep", "recompute", "offload")))
-    return _short(rng, savings, blocks=5)
+    return _short(rng, (*savings, *(f"{saving}+stream" for saving in savings)), blocks=4)
 
 
 def _short(rng: random.Random, savings: tuple[str, ...], blocks: int) -> Question:
