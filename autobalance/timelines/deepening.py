@@ -52,7 +52,7 @@ class Deepening:
         events, positions = self._events()
         order = list(dict.fromkeys([*(event - 1 for event in events if event > 0), *range(len(self._sources))]))
         number = {storage: at for at, storage in enumerate(order)}
-        values, wholes, scratch = self._values(), self._wholes(), set(old.scratch)
+        values, wholes, scratch, casts = self._values(), self._wholes(), set(old.scratch), set(old.casts)
         columns = {
             name: tuple(getattr(old, name)[self._sources[storage]] for storage in order) if getattr(old, name) else ()
             for name in ("sizes", "fixed", "per_sample")
@@ -62,6 +62,7 @@ class Deepening:
             values=tuple(values[storage] for storage in order),
             events=tuple(number[event - 1] + 1 if event > 0 else -(number[-event - 1] + 1) for event in events),
             marks=tuple((name, positions[position]) for name, position in old.marks),
+            casts=tuple(at for at, storage in enumerate(order) if self._sources[storage] in casts),
             scratch=tuple(at for at, storage in enumerate(order) if self._sources[storage] in scratch),
             wholes=tuple(number.get(wholes[storage], -1) for storage in order) if old.wholes else (),
             fans=tuple(fan.renumbered(number, positions) for fan in old.fans),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +12,17 @@ from numpy.typing import NDArray
 
 from autobalance.profiling.timeline import Whole
 from autobalance.schedules.launches import Launch
+
+
+class Manner(Enum):
+    """How micro-batches share a step."""
+
+    IN_TURN = 0
+    """Every one is back before the next one begins."""
+    ONE_GRAPH = 1
+    """All go forward, and one backward of all their losses follows, or none."""
+    OVERLAPPING = 2
+    """Each has a backward of its own, which begins while others are under way."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +51,12 @@ class Launched:
         return len(self.parts) > self.stages * self.count
 
     @property
-    def in_turn(self) -> bool:
-        """Whether every micro-batch is back before the next one begins."""
-        return self.training and bool((np.diff(self.copies) >= 0).all())
+    def manner(self) -> Manner:
+        """How micro-batches share the step."""
+        if self.training and (np.diff(self.copies) >= 0).all():
+            return Manner.IN_TURN
+        is_back = self.parts >= self.stages
+        return Manner.ONE_GRAPH if (np.diff(is_back.astype(int)) >= 0).all() else Manner.OVERLAPPING
 
     @cached_property
     def is_first(self) -> NDArray[np.bool_]:
@@ -69,8 +84,8 @@ def launched_of(order: Sequence[Launch], stages: Sequence[tuple[int, int]], bloc
     """Columns of launches.
 
     Example:
-        >>> launched_of(launch_order("1f1b", 2, 4), [(0, 1), (1, 2)], blocks=2).in_turn
-        False
+        >>> launched_of(launch_order("1f1b", 2, 4), [(0, 1), (1, 2)], blocks=2).manner
+        <Manner.OVERLAPPING: 2>
 
     Args:
         order: launches of one step.

@@ -7,6 +7,9 @@ the forward and die in a later part, of the forward or backward; in flight, it h
 - A gradient of a parameter is made by the first backward. Later ones make theirs, add it in place and drop it, where
   autograd does so: as soon as the operation that made it has let go of what it used.
 - Weights, buffers, optimizer state, workspaces and what the first forward keeps for good exist once.
+- Autocast's casts of weights belong to each micro-batch where one follows the other, as each has a context of its own.
+  Where they overlap, the first forward makes them for all, in one context that ends with the last forward; the
+  gradients of weights then wait for those of all casts (`script._late_gradients`).
 - Where micro-batches follow one another, each is a batch of its own, as in gradient accumulation: it takes the place of
   the one before it on the root device, and its loss, and what else a forward leaves until the next step's, replaces
   that of the one before. Where they overlap, and without backwards, they are parts of one batch, which is there as a
@@ -26,7 +29,7 @@ from autobalance.profiling.timeline import Timeline, Whole
 from autobalance.schedules.launches import Launch
 from autobalance.timelines.copies import Copies, leaders_of, taken_in_turn
 from autobalance.timelines.fans import NOBODY, Arrival, Fan
-from autobalance.timelines.launched import Launched, launched_of
+from autobalance.timelines.launched import Launched, Manner, launched_of
 from autobalance.timelines.passes import parts_of
 from autobalance.timelines.script import Script, When, script_of
 
@@ -72,7 +75,7 @@ class MicroBatches:
     def __init__(self, timeline: Timeline, blocks: int) -> None:
         self._timeline = timeline
         self._blocks = blocks
-        self._scripts: dict[tuple[bool, bool, int], Script] = {}
+        self._scripts: dict[tuple[bool, Manner, int], Script] = {}
 
     def interleaved(self, stages: Sequence[tuple[int, int]], order: Sequence[Launch]) -> Timeline:
         """As the function of that name.
@@ -84,7 +87,7 @@ class MicroBatches:
         launched = launched_of(order, stages, self._blocks)
         if launched.count == 1:
             return self._timeline
-        key = launched.training, launched.in_turn, launched.count
+        key = launched.training, launched.manner, launched.count
         if key not in self._scripts:
             self._scripts[key] = script_of(self._timeline, *key)
         return _Interleaving(self._timeline, self._scripts[key], stages, launched).timeline()
@@ -117,10 +120,11 @@ class _Interleaving:
             old,
             **self._copies.columns(),
             events=tuple(self._events.tolist()),
-            marks=tuple((name, self._moved(position)) for name, position in old.marks),
+            marks=tuple(self._marks()),
             emptied=tuple(self._moved(position) for position in old.emptied),
             fans=tuple(self._fans()),
             gradients=(),
+            calls=(),
         )
 
     def _scenes(self) -> None:
@@ -160,13 +164,25 @@ class _Interleaving:
         numbers = self._copies.number(script.storages[lines], copies) + 1
         self._events = np.where(script.born[lines], numbers, -numbers)
 
+    def _marks(self) -> list[tuple[str, int]]:
+        """Marks of the first micro-batch; of all where one follows the other, as in gradient accumulation."""
+        found = []
+        for name, position in self._timeline.marks:
+            places = self._places(position)
+            found += [(name, place) for place in (places if self._launched.manner is Manner.IN_TURN else places[:1])]
+        return sorted(found, key=lambda mark: mark[1])
+
     def _moved(self, position: int) -> int:
         """Where an event is when it is played first."""
+        return self._places(position)[0]
+
+    def _places(self, position: int) -> list[int]:
+        """Where an event is each time that it is played."""
         line = int(self._script.line_of(np.array(position)))
         playing = np.flatnonzero((self._starts <= line) & (line < self._stops))
         if not len(playing):
-            return len(self._events)
-        return int(self._done[self._read[playing[0]] + line - self._starts[playing[0]]])
+            return [len(self._events)]
+        return self._done[self._read[playing] + line - self._starts[playing]].tolist()  # type: ignore[no-any-return]
 
     def _fans(self) -> list[Fan]:
         births = self._timeline.lives[0]

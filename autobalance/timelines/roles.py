@@ -24,7 +24,10 @@ class Role(IntEnum):
     """Made by a backward and kept. Later micro-batches make theirs, add it to the first in place, and drop it."""
     RESULT = 3
     """Made by a forward and there until the next step's: the loss, what a metric or an attribute remembers."""
-    BATCH = 4
+    CAST = 4
+    """A weight's cast, which autocast keeps until its context ends: each micro-batch's own where one follows the other,
+    else made by the first forward and used by all."""
+    BATCH = 5
     """On the root device before the forward, and gone when the next batch is there."""
 
 
@@ -45,7 +48,8 @@ def roles_of(timeline: Timeline, passes: Sequence[Pass]) -> tuple[Whole, Whole]:
     count = len(storages)
     others = _others(storages, count)
     roles: Whole = np.zeros(count, dtype=np.int64)
-    owners, scratch = timeline.owner_column[storages], _is_scratch(timeline)[storages]
+    owners, scratch = timeline.owner_column[storages], _among(timeline.scratch, timeline)[storages]
+    casts = _among(timeline.casts, timeline)[storages]
     positions = np.arange(count)
     before = 0
     for number, each in enumerate(passes):
@@ -54,6 +58,7 @@ def roles_of(timeline: Timeline, passes: Sequence[Pass]) -> tuple[Whole, Whole]:
         stays = ours & (others >= each.stop)
         in_forward = positions < each.back
         roles[ours & ~stays] = Role.OWN
+        roles[ours & ~stays & casts] = Role.CAST
         roles[stays & ~in_forward & ~scratch] = Role.GRADIENT
         # What is kept for good is made in the first step; what is new in the last one would be replaced by another.
         roles[stays & in_forward & ~scratch & (others <= following)] = Role.RESULT
@@ -74,7 +79,7 @@ def additions(timeline: Timeline, passes: Sequence[Pass]) -> Whole:
     count = len(storages)
     births = timeline.lives[0]
     ends: Whole = np.arange(count)
-    scratch = _is_scratch(timeline)[storages]
+    scratch = _among(timeline.scratch, timeline)[storages]
     for start, stop in (
         (start, stop) for each in passes for start, stop in pairwise((each.start, each.back, each.stop))
     ):
@@ -93,6 +98,23 @@ def additions(timeline: Timeline, passes: Sequence[Pass]) -> Whole:
     return ends
 
 
+def through_casts(timeline: Timeline, roles: Whole, others: Whole) -> Whole:
+    """Births of gradients that are made of the gradient of a weight's cast, which dies thereby.
+
+    Args:
+        timeline: storage events.
+        roles, others: as `roles_of` gives them.
+    """
+    storages, born = timeline.event_columns
+    if not timeline.casts:
+        return np.zeros(0, dtype=np.int64)
+    nbytes = np.array(timeline.fixed or timeline.sizes, dtype=np.int64)[storages]
+    halves = np.zeros(len(storages), dtype=np.bool_)
+    dies = ~born[1:] & (roles[1:] == Role.OWN)
+    halves[:-1] = born[:-1] & (roles[:-1] == Role.GRADIENT) & dies & (2 * nbytes[1:] == nbytes[:-1])
+    return np.flatnonzero(halves)
+
+
 def _others(storages: Whole, count: int) -> Whole:
     """Births and deaths of a storage take turns: the partner of each event."""
     others: Whole = np.full(count, count, dtype=np.int64)
@@ -106,7 +128,8 @@ def _others(storages: Whole, count: int) -> Whole:
     return others
 
 
-def _is_scratch(timeline: Timeline) -> NDArray[np.bool_]:
-    scratch = np.zeros(len(timeline.sizes), dtype=np.bool_)
-    scratch[list(timeline.scratch)] = True
-    return scratch
+def _among(named: Sequence[int], timeline: Timeline) -> NDArray[np.bool_]:
+    """Whether each storage is among some."""
+    found = np.zeros(len(timeline.sizes), dtype=np.bool_)
+    found[list(named)] = True
+    return found

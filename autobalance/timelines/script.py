@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobalance.profiling.timeline import Timeline, Whole
+from autobalance.timelines.launched import Manner
 from autobalance.timelines.passes import Pass, passes_of
-from autobalance.timelines.roles import Role, additions, roles_of
+from autobalance.timelines.roles import Role, additions, roles_of, through_casts
 
 
 class When(IntEnum):
@@ -70,22 +71,32 @@ class Script:
         return np.searchsorted(self.keys, _GRID * positions)
 
 
-def script_of(timeline: Timeline, training: bool, in_turn: bool, count: int) -> Script:
+def script_of(timeline: Timeline, training: bool, manner: Manner, count: int) -> Script:
     """The script of a timeline's steps for several micro-batches.
 
     Args:
         timeline: of one micro-batch.
         training: whether a forward has a backward.
-        in_turn: whether every micro-batch is back before the next one begins.
+        manner: how micro-batches share a step.
         count: how many there are.
 
     Raises:
         ValueError: marks do not say where forwards and backwards are.
     """
+    in_turn = manner is Manner.IN_TURN
     passes = passes_of(timeline, training)
     roles, others = roles_of(timeline, passes)
+    if in_turn:
+        roles = np.where(roles == Role.CAST, Role.OWN, roles)
     storages, born = timeline.event_columns
     when, whose, copies = _as_traced(roles, born, passes, in_turn, count)
+    added = _additions(timeline, passes, roles, in_turn)
+    if in_turn:
+        added += _exchanges(storages, born, passes, roles, others)
+    else:
+        found = through_casts(timeline, roles, others)
+        added[0] = _without(added[0], storages[found])
+        added += _late_gradients(timeline, passes, found, manner, when, whose)
     # A line of all copies is one line for each of them.
     repeats = np.where(copies == count, count, 1)
     lines = np.repeat(np.arange(len(storages)), repeats)
@@ -94,13 +105,10 @@ def script_of(timeline: Timeline, training: bool, in_turn: bool, count: int) -> 
         _GRID * lines, storages[lines], born[lines], when[lines], whose[lines],
         np.where(repeats[lines] > 1, place, copies[lines]),
     ]  # fmt: skip
-    added = [columns, *_additions(timeline, passes, roles, in_turn)]
-    if in_turn:
-        added += _exchanges(storages, born, passes, roles, others)
-    joined = [np.concatenate(column) for column in zip(*added, strict=True)]
+    joined = [np.concatenate(column) for column in zip(columns, *added, strict=True)]
     order = np.argsort(joined[0], kind="stable")
     copied, gradients = np.zeros((2, len(timeline.sizes)), dtype=np.bool_)
-    copied[storages[roles != Role.ONCE]] = True
+    copied[storages[(roles != Role.ONCE) & (roles != Role.CAST)]] = True
     gradients[storages[roles == Role.GRADIENT]] = True
     keys, of, is_birth, at, who, which = (column[order] for column in joined)
     return Script(passes, keys, of, is_birth, at, who, which, copied, gradients)
@@ -113,10 +121,15 @@ def _as_traced(
     inside = np.zeros(len(roles), dtype=np.bool_)
     for each in passes:
         inside[each.start : each.stop] = True
-    own, gradient, result, batch = (roles == role for role in (Role.OWN, Role.GRADIENT, Role.RESULT, Role.BATCH))
+    own, gradient, result, batch, cast = (
+        roles == role for role in (Role.OWN, Role.GRADIENT, Role.RESULT, Role.BATCH, Role.CAST)
+    )
     all_or_last = count - 1 if in_turn else count
     when: Whole = np.full(len(roles), When.ALWAYS, dtype=np.int64)
-    when[inside & ((roles == Role.ONCE) | (~born & (gradient | result)))] = When.FIRST
+    when[inside & ((roles == Role.ONCE) | (~born & (gradient | result)) | (born & cast))] = When.FIRST
+    when[~born & cast] = When.LAST
+    if not in_turn:
+        when[inside & ~born & (batch | result)] = When.LAST
     whose: Whole = np.full(len(roles), Whose.FIXED, dtype=np.int64)
     whose[own | (born & result)] = Whose.OWN
     whose[born & gradient] = Whose.GRADIENT
@@ -125,7 +138,6 @@ def _as_traced(
     if in_turn:
         whose[inside & ~born & batch] = Whose.OWN
     else:
-        when[inside & ~born & batch] = When.LAST
         copies[born & batch] = count
     copies[whose != Whose.FIXED] = 0
     return when, whose, copies
@@ -141,6 +153,40 @@ def _additions(timeline: Timeline, passes: tuple[Pass, ...], roles: Whole, in_tu
             births = np.flatnonzero(born & (roles == role))
             added.append(_lines(_GRID * ends[births] + 1, storages[births], False, whose))
     return added
+
+
+def _late_gradients(
+    timeline: Timeline, passes: tuple[Pass, ...], found: Whole, manner: Manner, when: Whole, whose: Whole
+) -> list[list[Whole]]:
+    """Gradients of weights whose casts all micro-batches use: when they are made of the casts' gradients.
+
+    Autograd takes first what was made last in the forward (torch/csrc/autograd/engine.cpp, CompareNodeTaskTime), and
+    the casts were made by the first micro-batch. A later one's backward has all gradients of casts before it makes
+    gradients of weights of any; one backward of all adds up those of casts until it is at the first micro-batch.
+    Changes `when` and `whose` of the events as traced, and gives the lines that come on top.
+    """
+    storages, _ = timeline.event_columns
+    births = timeline.lives[0]
+    weights, casts = storages[found], storages[found + 1]
+    if manner is Manner.OVERLAPPING:
+        when[found] = when[found + 1] = When.FIRST
+        stops = np.array([each.stop for each in passes])
+        ends = stops[np.searchsorted(stops, found, side="right")] - 1
+        own, three = [Whose.GRADIENT, Whose.OWN, Whose.GRADIENT], np.column_stack([weights, casts, weights])
+        lines = _lines(np.repeat(_GRID * ends + 1, len(own)), three.ravel(), False, Whose.OWN)
+        lines[2][::3] = True
+        lines[4] = np.tile(np.array(own), len(found))
+        return [lines]
+    when[found] = when[found + 1] = When.LAST
+    whose[births[casts]] = Whose.GRADIENT
+    whose[found] = whose[found + 1] = Whose.FIXED
+    return [_lines(_GRID * found - 1, casts, False, Whose.GRADIENT)]
+
+
+def _without(lines: list[Whole], storages: Whole) -> list[Whole]:
+    """Lines but those about some storages."""
+    others = ~np.isin(lines[1], storages)
+    return [column[others] for column in lines]
 
 
 def _exchanges(
