@@ -72,6 +72,10 @@ def run(options: argparse.Namespace) -> None:
         plan = autobalance.plan(profile, list(targets), **search_options(options))
         contenders.append(_contender_of_plan(plan))
         judge.micro_batches, judge.schedule = plan.micro_batches, plan.schedule
+        if plan.micro_batches > 1:
+            notes.append(
+                f"all run {plan.schedule} with the batch in {plan.micro_batches} parts, where nothing else is said"
+            )
     except autobalance.InfeasiblePlanError as error:
         notes.append(f"autobalance has no plan: {error}")
     for split in [*other_splits(profile, judge.budgets), *map(split_of_file, options.map)]:
@@ -104,9 +108,12 @@ class _Judge:
             found.budgets,
             found.step_time,
             found.transferred,
-            _how(found.schedule, found.micro_batches),
+            "" if self._is_ours(found) else _how(found.schedule, found.micro_batches),
         )
         return contender, "; ".join(found.notes)
+
+    def _is_ours(self, found: Score) -> bool:
+        return (found.schedule, found.micro_batches) == (self.schedule, self.micro_batches)
 
     def score(self, device_map: Any) -> Score:
         """The score of a map, a plan, or a device for each block."""
@@ -123,12 +130,11 @@ def _contender_of_plan(plan: autobalance.Plan) -> Contender:
         plan.budgets,
         plan.step_time,
         plan.micro_batches * sum(stage.received for stage in plan.stages),
-        _how(plan.schedule, plan.micro_batches),
     )
 
 
 def _how(schedule: str, micro_batches: int) -> str:
-    return f"({schedule}, {micro_batches} parts)" if micro_batches > 1 else ""
+    return f"({schedule}, {micro_batches} parts)" if micro_batches > 1 else f"({schedule})"
 
 
 def _instead(plan: autobalance.Plan | None, judge: _Judge) -> RenderableType:

@@ -59,7 +59,7 @@ class ComparisonTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = self._table(together=False)
-        if Measurement.get(console, options.update(width=10_000), table).minimum > options.max_width:
+        if Measurement.get(console, options.update(width=10_000), table).maximum > options.max_width:
             table = self._table(together=True)
         yield Sentences((f"peaks and budgets in {common_unit(self._sizes)[0]}, bytes moved between devices per step",))
         yield table

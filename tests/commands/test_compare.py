@@ -53,11 +53,12 @@ def test_compare_counts_bytes_that_move_and_parts(tmp_path: Path, run: Run) -> N
     path = tmp_path / "profile.json"
     costs = {"saved": [MIB] * 4, "transfer": [MIB] * 3, "forward_time": [1.0] * 4, "backward_time": [2.0] * 4}
     Profile.from_costs(static=[MIB] * 4, **costs, batch_size=4).save(path)
-    found = rows(run("compare", path, "2x5MiB", "--micro-batches", "4", "--schedule", "1f1b"))
+    text = run("compare", path, "2x5MiB", "--micro-batches", "4", "--schedule", "1f1b")
+    assert "all run 1f1b with the batch in 4 parts" in text
+    found = rows(text)
     # Half of the blocks on each device: two weights, and two micro-batches in flight on the first, one on the second,
     # of a quarter of two saved tensors each. What crosses once, and its gradient, is 1 MiB each.
-    name, cells = next((name, cells) for name, cells in found.items() if name.startswith("even by layers"))
-    assert name == "even by layers (1f1b, 4 parts)"
+    cells = found["even by layers"]
     assert cells[:4] == ["3.00", "2.50", "60.0%", "yes"]
     # Five quarters of the time of half the blocks.
     assert cells[4:] == ["7.50 s", "2.00 MiB"]
