@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -80,3 +81,19 @@ def format_size(size: float) -> str:
         if abs(size) >= scale:
             return f"{size / scale:.2f} {unit}"
     return f"{size:.0f} B"
+
+
+def pinned_bytes(sizes: Sequence[int]) -> int:
+    """Bytes of host memory that pinned buffers take: each is rounded up to a power of two.
+
+    Example:
+        >>> pinned_bytes([5, 8])
+        16
+
+    Args:
+        sizes: bytes of each buffer.
+
+    Source: `CachingHostAllocatorImpl::allocate` in torch's `ATen/core/CachingHostAllocator.h` takes the power of two
+    above, up to `pinned_max_round_threshold_mb` of `PYTORCH_ALLOC_CONF`, which is unlimited by default.
+    """
+    return sum(1 << (int(size) - 1).bit_length() for size in sizes if size > 0)

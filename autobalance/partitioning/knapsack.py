@@ -125,7 +125,8 @@ def _choice(
     here = slice(start, start + len(saving))
     words = np.array(saving)
     offloaded, weights = words == "offload", list(streamed)
-    carried = 2 * int(costs.saved[here][offloaded].sum()) + int(costs.carried[weights].sum())
+    moved = costs.saved[here] - costs.left[here]
+    carried = 2 * int(moved[offloaded].sum()) + int(costs.carried[weights].sum())
     pinned = in_flight * int(costs.pinned_saved[here][offloaded].sum()) + int(costs.pinned_weights[weights].sum())
     again = float(costs.forward_time[here][words == "recompute"].sum())
     needed = max(seconds + again, carried / host_link)

@@ -79,7 +79,8 @@ class WindowBounds:
     @cached_property
     def _inside(self) -> NDArray[np.bool_]:
         count = len(self._costs)
-        return np.arange(count)[:, None] + np.arange(self._longest)[None] < count
+        inside: NDArray[np.bool_] = np.arange(count)[:, None] + np.arange(self._longest)[None] < count
+        return inside
 
     @cached_property
     def _keeping(self) -> _Windows:
@@ -91,13 +92,14 @@ class WindowBounds:
         """What rests where every block saves all that it can."""
         costs = self._costs
         kept = np.where(costs.recomputable, np.minimum(costs.kept, costs.saved), costs.saved)
-        rests = np.where(costs.offloadable, 0, kept)
+        rests = np.where(costs.offloadable, np.minimum(costs.left, kept), kept)
         return _windows(costs.static - costs.streamable, rests, self._runs, self._longest)
 
     @cached_property
     def _runs(self) -> NDArray[np.int64]:
         costs = self._costs
-        return np.maximum(costs.forward_transient, costs.saved + costs.backward_transient)
+        runs: NDArray[np.int64] = np.maximum(costs.forward_transient, costs.saved + costs.backward_transient)
+        return runs
 
     @cached_property
     def _weights(self) -> tuple[float, ...]:

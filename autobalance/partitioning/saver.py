@@ -138,6 +138,7 @@ def unit_costs(blocks: SavingCosts, chain: Chain) -> SavingCosts:
         static=summed(blocks.static),
         saved=summed(blocks.saved),
         kept=summed(np.where(blocks.recomputable, blocks.kept, blocks.saved)),
+        left=summed(blocks.left),
         forward_transient=largest(blocks.forward_transient),
         backward_transient=largest(blocks.backward_transient),
         forward_time=np.array(

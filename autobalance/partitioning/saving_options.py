@@ -46,7 +46,7 @@ def options_of(costs: SavingCosts, block: int, in_flight: int, host_link: float)
         in_flight: micro-batches, each of which has saved bytes of its own.
         host_link: bytes per second to the host.
     """
-    saved, kept = float(costs.saved[block]), float(costs.kept[block])
+    saved, kept, left = float(costs.saved[block]), float(costs.kept[block]), float(costs.left[block])
     ahead, back = float(costs.forward_transient[block]), float(costs.backward_transient[block])
     runs = max(ahead, saved + back)
     pinned = float(in_flight * costs.pinned_saved[block])
@@ -54,7 +54,7 @@ def options_of(costs: SavingCosts, block: int, in_flight: int, host_link: float)
     if costs.recomputable[block]:
         ways.append((RECOMPUTE, kept, max(runs, ahead + kept), float(costs.forward_time[block]), 0.0, 0.0))
     if costs.offloadable[block]:
-        ways.append((OFFLOAD, 0.0, runs, 0.0, 2 * saved / host_link, pinned))
+        ways.append((OFFLOAD, left, runs, 0.0, 2 * (saved - left) / host_link, pinned))
     options = [
         Option(saving, False, rests, runs, 0.0, 0.0, seconds, copying, pinned)
         for saving, rests, runs, seconds, copying, pinned in ways

@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobalance.profiling.block_cost import BlockCost
+from autobalance.profiling.timeline import Timeline
+from autobalance.timelines.freed import freed_bytes
+from autobalance.units import pinned_bytes
 
 Saving = Literal["keep", "recompute", "offload"]
 KEEP: Final = "keep"
@@ -37,7 +40,8 @@ class SavingCosts:
     Attributes:
         static: bytes that stay.
         saved: bytes kept from forward to backward.
-        kept: bytes that stay of these where the block is recomputed: its inputs.
+        kept: bytes that stay of these where the block is recomputed: its inputs, and what others need.
+        left: bytes that stay of these where they are offloaded: what others need.
         forward_transient, backward_transient: bytes alive only inside the forward, or the backward.
         forward_time: seconds of one forward on the device in question.
         recomputable, offloadable: whether its saved bytes may be made again, or go to the host.
@@ -50,6 +54,7 @@ class SavingCosts:
     static: Bytes
     saved: Bytes
     kept: Bytes
+    left: Bytes
     forward_transient: Bytes
     backward_transient: Bytes
     forward_time: Seconds
@@ -72,12 +77,12 @@ def saving_costs(
     recompute: bool = True,
     offload: bool = False,
     stream: Sequence[str] = (),
-    granule: int = 1,
+    timeline: Timeline | None = None,
 ) -> SavingCosts:
-    """The columns of a chain, from the rows of a profile.
+    """The columns of a chain, from the rows of a profile and its storage events.
 
     Example:
-        >>> saving_costs(profile.blocks, forward_time, offload=True, stream=("frozen",))
+        >>> saving_costs(profile.blocks, forward_time, timeline=profile.timeline, offload=True, stream=("frozen",))
 
     Args:
         blocks: rows, of one micro-batch.
@@ -85,7 +90,8 @@ def saving_costs(
         recompute: whether blocks may be recomputed; those that do not save more than their inputs never are.
         offload: whether saved bytes may go to the host.
         stream: whose weights may stream: "frozen", "trainable" or both.
-        granule: bytes to which the allocator of pinned memory rounds before it rounds up to a power of two.
+        timeline: of one micro-batch, which tells what of the saved bytes only the block's own backward uses; None: that
+            is all, and inputs are among them.
 
     Raises:
         ValueError: another number of times than of blocks, or an unknown word in `stream`.
@@ -100,44 +106,36 @@ def saving_costs(
         return np.array(values, dtype=np.int64)
 
     saved, kept = column([block.saved for block in blocks]), column([block.inputs for block in blocks])
+    left, pinned = np.zeros_like(saved), column([pinned_bytes([block.saved]) for block in blocks])
+    known = np.ones(len(blocks), dtype=bool)
+    if timeline is not None:
+        freed = freed_bytes(timeline, len(blocks))
+        known = freed.known
+        kept = np.where(known, saved - freed.recomputed, saved)
+        left = np.where(known, np.maximum(0, saved - freed.offloaded), saved)
+        pinned = freed.pinned
     frozen = np.array([not block.gradients for block in blocks], dtype=bool)
     weights = column([block.weights + block.buffers for block in blocks])
     gradients = column([block.gradients for block in blocks])
     static = column([block.static for block in blocks])
     may_stream = np.where(frozen, "frozen" in stream, "trainable" in stream) & (weights > 0)
-    pinned = column([pinned_bytes([max(size, granule)]) if size else 0 for size in saved.tolist()])
     return SavingCosts(
         static=static,
         saved=saved,
         kept=kept,
+        left=left,
         forward_transient=column([block.forward_transient for block in blocks]),
         backward_transient=column([block.backward_transient for block in blocks]),
         forward_time=np.array(forward_time, dtype=np.float64),
-        recomputable=(saved > kept) & recompute,
-        offloadable=(saved > 0) & offload,
+        recomputable=(saved > kept) & known & recompute,
+        offloadable=(saved > left) & known & offload,
         # Optimizer state and gradients of a block whose weights stream are on the host as well.
         streamable=np.where(may_stream, static, 0),
         carried=np.where(may_stream, 2 * weights + gradients, 0),
         staged=np.where(may_stream, weights + gradients, 0),
         pinned_saved=pinned,
-        pinned_weights=column([pinned_bytes([size]) if size else 0 for size in np.where(may_stream, static, 0)]),
+        pinned_weights=column([pinned_bytes([size]) for size in np.where(may_stream, static, 0)]),
     )
-
-
-def pinned_bytes(sizes: Sequence[int]) -> int:
-    """Bytes of host memory that pinned buffers take: each is rounded up to a power of two.
-
-    Example:
-        >>> pinned_bytes([5, 8])
-        16
-
-    Args:
-        sizes: bytes of each buffer.
-
-    Source: `CachingHostAllocatorImpl::allocate` in torch's `ATen/core/CachingHostAllocator.h` takes the power of two
-    above, up to `pinned_max_round_threshold_mb` of `PYTORCH_ALLOC_CONF`, which is unlimited by default.
-    """
-    return sum(1 << (int(size) - 1).bit_length() for size in sizes if size > 0)
 
 
 def resting(costs: SavingCosts, saving: Sequence[str], start: int = 0) -> Bytes:
@@ -153,7 +151,9 @@ def resting(costs: SavingCosts, saving: Sequence[str], start: int = 0) -> Bytes:
     """
     here = slice(start, start + len(saving))
     words = np.array(saving)
-    rests: Bytes = np.where(words == KEEP, costs.saved[here], np.where(words == RECOMPUTE, costs.kept[here], 0))
+    rests: Bytes = np.select(
+        [words == KEEP, words == RECOMPUTE], [costs.saved[here], costs.kept[here]], costs.left[here]
+    )
     return rests
 
 

@@ -53,6 +53,7 @@ class GrowingCalls:
         self._handed_out: set[int] = set()
         self._cast: set[int] = set()
         self._stops: list[int] = []
+        self._changing: set[int] = set()
         self._seen = 0
 
     def begins(self, block: int, given: Iterable[Tensor]) -> None:
@@ -104,6 +105,10 @@ class GrowingCalls:
             if call.back < 0 and (maker is call or index in call.inputs or self._is_static(index)):
                 call.back = self._before(first)
 
+    def change_others(self, block: int) -> None:
+        """A block changes what it was given in place, so that its forward cannot run again on the same."""
+        self._changing.add(block)
+
     def copied(self, source: torch.UntypedStorage) -> None:
         """A tensor is copied on its way to another block, or its gradient on the way back."""
         index = self._tracer.find(source)
@@ -140,7 +145,7 @@ class GrowingCalls:
                 until=tuple(until(call, index) for index in sorted(call.used)),
             )
             for call in self._ended
-            if call.back >= call.stop and call.block in owner_of
+            if call.back >= call.stop and call.block in owner_of and call.block not in self._changing
         )
 
     def _find_unread(self) -> None:

@@ -180,6 +180,8 @@ class VirtualLocator:
         assert source is not None
         assert isinstance(place, int)
         self.changed.add((source, place))
+        if self._tracer.calls is not None:
+            self._tracer.calls.change_others(place)
 
     def enter(self, place: Place) -> Any:
         """Charge to a block what is made from nothing inside it."""

@@ -48,7 +48,7 @@ def with_savings(timeline: Timeline, saving: Sequence[str]) -> Timeline:
     if blind:
         raise ValueError(
             f"block {blind[0]} is to {saving[blind[0]]} what it saves, but the trace has no forward of it whose "
-            f"backward uses anything that it has made: keep it"
+            f"backward uses anything: keep it"
         )
     chosen = [call for call in timeline.calls if saving[call.block] != "keep"]
     if not chosen:
@@ -69,7 +69,7 @@ def savable(timeline: Timeline) -> frozenset[int]:
         >>> savable(Profile.from_costs([4, 4], [1, 1]).timeline)
         frozenset({0, 1})
     """
-    return frozenset(call.block for call in timeline.calls if call.saved)
+    return frozenset(call.block for call in timeline.calls)
 
 
 class _Savings:
@@ -117,8 +117,6 @@ class _Savings:
 
     def offload(self, call: Call) -> None:
         """Let a call have its saved storages, and what it was given, on the host between forward and backward."""
-        if not call.saved:
-            return
         back = {storage: self._edit.add(storage) for storage in call.saved}
         resting = [storage for storage in call.inputs if call.back < self._deaths[storage]]
         for storage in resting:

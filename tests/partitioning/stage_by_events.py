@@ -20,6 +20,7 @@ def random_costs(draw: random.Random, blocks: int, *, offload: bool = False, str
         static=weights + 5,
         saved=saved,
         kept=column(0, 12),
+        left=np.minimum(saved, column(0, 6)),
         forward_transient=column(0, 30),
         backward_transient=column(0, 30),
         forward_time=np.array([draw.choice([0.0, 1.0, draw.uniform(0.5, 3)]) for _ in range(blocks)]),
@@ -50,9 +51,8 @@ def peak_of_events(costs: SavingCosts, saving: Sequence[str], streamed: Sequence
             change(costs.forward_transient[block])
             change(-costs.forward_transient[block])
             change(costs.saved[block])
-            change(
-                {"keep": 0, "recompute": costs.kept[block] - costs.saved[block], "offload": -costs.saved[block]}[word]
-            )
+            if word != "keep":
+                change((costs.kept if word == "recompute" else costs.left)[block] - costs.saved[block])
 
     def backward() -> None:
         for block in reversed(range(len(saving))):
@@ -61,7 +61,7 @@ def peak_of_events(costs: SavingCosts, saving: Sequence[str], streamed: Sequence
                 change(-costs.forward_transient[block])
                 change(costs.saved[block] - costs.kept[block])
             elif saving[block] == "offload":
-                change(costs.saved[block])
+                change(costs.saved[block] - costs.left[block])
             change(costs.backward_transient[block])
             change(-costs.backward_transient[block])
             change(-costs.saved[block])

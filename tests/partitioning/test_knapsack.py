@@ -32,7 +32,9 @@ def all_ways(
         out = [block for block in blocks if saving[block] == "offload"]
         for chosen in product(*([False, True] if costs.streamable[block] else [False] for block in blocks)):
             streamed = [block for block in blocks if chosen[block]]
-            carried = sum(2 * costs.saved[block] for block in out) + sum(costs.carried[block] for block in streamed)
+            carried = sum(2 * (costs.saved[block] - costs.left[block]) for block in out) + sum(
+                costs.carried[block] for block in streamed
+            )
             pinned = sum(in_flight * costs.pinned_saved[block] for block in out)
             pinned += sum(costs.pinned_weights[block] for block in streamed)
             time = max(seconds + again, carried / host_link)

@@ -64,6 +64,7 @@ def test_a_bound_takes_the_cheapest_bytes_first_and_the_last_of_them_in_part() -
         static=np.array([1, 1, 1]),
         saved=np.array([10, 10, 10]),
         kept=nothing,
+        left=nothing,
         forward_transient=nothing,
         backward_transient=nothing,
         forward_time=np.array([3.0, 1.0, 2.0]),
