@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -12,6 +13,13 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> None:
+    """Leave what imports brought out of garbage collections, which tests of memory ask for often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -11,15 +11,6 @@ import torch
 from autobalance.simulated import simulate
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Leave what torch itself brought out of garbage collections, which these tests ask for often."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def simulated_devices() -> Iterator[None]:
     """Four devices without a memory limit."""
