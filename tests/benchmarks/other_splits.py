@@ -81,6 +81,11 @@ def by_transformers(question: Question) -> tuple[int, ...]:
     return _placed(question, found)
 
 
+def by_one_device(question: Question) -> tuple[int, ...]:
+    """Everything on the first, which moves nothing."""
+    return (0,) * len(question.profile.blocks)
+
+
 def by_even_layers(question: Question) -> tuple[int, ...]:
     """As a `pp_size` of transformers has it: layers evenly, what comes before them first, what comes after last."""
     from transformers.distributed.pipeline_parallel import PipelineStage
@@ -149,6 +154,7 @@ def _tied(question: Question, assignment: Sequence[int]) -> tuple[int, ...]:
 
 Splitter = Callable[[Question], tuple[int, ...]]
 OTHERS: dict[str, Splitter] = {
+    "one device": by_one_device,
     "accelerate": by_accelerate,
     "transformers": by_transformers,
     "even layers": by_even_layers,

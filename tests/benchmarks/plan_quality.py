@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the profiles (default: %(default)s)")
     options = parser.parse_args()
     quiet()
-    console = Console(width=220)
+    console = Console(width=240)
     cases: list[Case] = []
     for name in options.models:
         found: list[Case] = []

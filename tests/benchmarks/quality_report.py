@@ -14,6 +14,8 @@ PEAK, BATCH = 1.1, 1.3
 """By how much accelerate's peaks lie above ours, and our largest batches above accelerate's, in the geometric mean."""
 CLOSE = 0.02
 """Share of the best step time within which the policy "auto" prefers the smaller use."""
+PRECISION = 1e-9
+"""Share by which sums of floating point numbers differ with their order."""
 RIVAL = "accelerate"
 
 
@@ -106,10 +108,10 @@ class Case:
         found = self.found[tool]
         return found if isinstance(found, Judged) else None
 
-    def others(self) -> Iterator[tuple[str, Judged]]:
-        """The splits of all other tools that answer."""
+    def splits(self) -> Iterator[tuple[str, Judged]]:
+        """All splits there are, those of our other policies too."""
         for tool, found in self.found.items():
-            if isinstance(found, Judged) and not tool.startswith("ours"):
+            if isinstance(found, Judged):
                 yield tool, found
 
 
@@ -139,22 +141,23 @@ def _cell(found: Judged | str) -> str:
 
 def worse(cases: Sequence[Case]) -> list[str]:
     """Where another split is better than ours on our own objective."""
-    found = []
-    for case in cases:
-        for tool, other in case.others():
-            if not other.fits:
-                continue
-            balanced, auto = case.of("ours, balanced"), case.of("ours, auto")
-            if balanced is None or auto is None:
-                found.append(f"{case.name}: {tool} fits at {other.use:.4f}, ours does not")
-                continue
-            if other.is_kept and other.use < balanced.use:
-                found.append(f"{case.name}: balanced uses {balanced.use:.4f}, {tool} {other.use:.4f}")
-            if auto.seconds > (1 + CLOSE) * other.seconds:
-                found.append(f"{case.name}: auto takes {auto.seconds:.4g} s, {tool} {other.seconds:.4g} s")
-            elif other.is_kept and other.seconds <= auto.seconds and other.use < auto.use:
-                found.append(f"{case.name}: auto uses {auto.use:.4f}, {tool} {other.use:.4f} in no more time")
-    return found
+    return [f"{case.name}: {told}" for case in cases for told in _worse(case)]
+
+
+def _worse(case: Case) -> Iterator[str]:
+    balanced, auto = case.of("ours, balanced"), case.of("ours, auto")
+    for tool, other in case.splits():
+        if not other.fits:
+            continue
+        if balanced is None or auto is None:
+            yield f"{tool} fits at {other.use:.4f}, ours does not"
+            continue
+        if other.is_kept and other.use < balanced.use:
+            yield f"balanced uses {balanced.use:.4f}, {tool} {other.use:.4f}"
+        if auto.seconds > (1 + CLOSE) * other.seconds * (1 + PRECISION):
+            yield f"auto takes {auto.seconds:.4g} s, {tool} {other.seconds:.4g} s"
+        elif other.is_kept and other.seconds <= auto.seconds and other.use < auto.use * (1 - PRECISION):
+            yield f"auto uses {auto.use:.4f}, {tool} {other.use:.4f} in no more time"
 
 
 @dataclass(frozen=True)
