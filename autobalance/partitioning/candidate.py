@@ -42,13 +42,16 @@ class Candidate:
     least: float | None
 
 
-def best_candidate(question: Question, schedule: str, micro_batches: int) -> tuple[Problem, Candidate | None]:
+def best_candidate(
+    question: Question, schedule: str, micro_batches: int, limit: float | None = None
+) -> tuple[Problem, Candidate | None]:
     """The best partition for one way to split the batch.
 
     Args:
         question: as asked.
         schedule: of the micro-batches.
         micro_batches: how many there are.
+        limit: seconds of a step within which the lightest partition is wanted; None: nearly the least of this way.
 
     Returns:
         The problem, and None where budgets leave no way.
@@ -63,7 +66,7 @@ def best_candidate(question: Question, schedule: str, micro_batches: int) -> tup
 
     def problem_of(chain: Chain, allowed: Allowed | None = None) -> Problem:
         given = question.devices, question.budgets, question.excess, schedule, micro_batches, crossings
-        return Problem(profile, chain, *given, allowed=allowed)
+        return Problem(profile, chain, *given, allowed=allowed, limit=limit)
 
     best: Candidate | None = None
     for chain in chains:
@@ -132,7 +135,7 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
         )
         more = [true - told for true, told in zip(judged.peaks, problem.told(solution), strict=True)]
         if _fits(judged.peaks, question):
-            key = _true_key("auto" if is_timed else question.policy, question, solution, judged)
+            key = _true_key("auto" if is_timed else question.policy, question, solution, judged, problem.limit)
             proved = solution.proved and _is_no_more(key, bound)
             if best is None or key < best.key:
                 best = Candidate(problem, solution, judged, key, proved, least)
@@ -148,14 +151,18 @@ def _fits(peaks: Sequence[int], question: Question) -> bool:
     return all(peak + known <= budget for peak, known, budget in given if peak)
 
 
-def _true_key(policy: str, question: Question, solution: Solution, judged: Judged) -> tuple[float, ...]:
+def _true_key(
+    policy: str, question: Question, solution: Solution, judged: Judged, limit: float | None
+) -> tuple[float, ...]:
     """What the policy minimises, with the peaks and times of the replay in place of those of the tables."""
     uses = [
         (peak + known if peak else 0) / max(1, budget)
         for peak, known, budget in zip(judged.peaks, question.excess, question.budgets, strict=True)
     ]
     if policy == "auto":
-        return (solution.key[0], max(uses))
+        # The times of the tables leave out where exactly a tensor comes from, if that makes a difference.
+        nearly = solution.key[0] * (1 + NEARLY) if limit is None else limit
+        return (solution.key[0] if judged.seconds <= nearly * (1 + 1e-9) else judged.seconds, max(uses))
     if policy == "balanced":
         return (max(uses),)
     if policy == "balanced_low_0":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ _MOST_ITEMS = 3
 _TRIES = 4
 
 
-def infeasible(problem: Problem) -> InfeasiblePlanError:
+def infeasible(problem: Problem, remedies: Iterable[str] = ()) -> InfeasiblePlanError:
     """The error that says what is missing where, for a problem without a solution.
 
     Example:
@@ -27,6 +27,7 @@ def infeasible(problem: Problem) -> InfeasiblePlanError:
 
     Args:
         problem: which has no solution.
+        remedies: options that would help, in words.
     """
     best = problem.solve(balanced, hard=False)
     assert best is not None, "without budgets every chain can be cut"
@@ -61,7 +62,7 @@ def infeasible(problem: Problem) -> InfeasiblePlanError:
             f"{format_size(static)}, all budgets together are {format_size(budget)}."
         )
     lines.append("What would help:")
-    lines += [f"  - {line}" for line in advice]
+    lines += [f"  - {line}" for line in (*remedies, *advice)]
     return InfeasiblePlanError("\n".join(lines), need=need, budget=problem.budgets, largest_block=name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +48,7 @@ def auto(tables: Tables, micro_batches: int) -> Cut | None:
     if best is None:
         return None
     seconds = max(best.seconds, tables.floor)
-    limit = seconds * (1 + NEARLY)
+    limit = seconds * (1 + NEARLY) if tables.limit is None else tables.limit
     least = _least_use_of_short_stages(tables, micro_batches, limit)
     use, path = _largest_use(tables, best.path), best.path
 
@@ -134,49 +134,42 @@ def sequential(tables: Tables, micro_batches: int = 1) -> Cut | None:
     """
     if not _bases_allowed(tables):
         return None
-    units = tables.units
     kind_of = {device: kind for kind, here in enumerate(tables.kinds) for device in here.devices}
     order = [kind_of[device] for device in sorted(kind_of)]
-    # rest[s][d, k]: whether the units from k on fit s stages on devices from d on.
-    rest = [np.zeros((len(order) + 1, units + 1), dtype=bool)]
-    rest[0][:, units] = True
+    units = tables.units
+    # fresh[s][d, k]: fewest devices without items that the units from k on need in s stages on devices from d on.
+    fresh = [np.full((len(order) + 1, units + 1), np.inf)]
+    fresh[0][:, units] = 0.0
     for left in range(1, min(len(order), units) + 1):
-        now = np.zeros((len(order) + 1, units + 1), dtype=bool)
+        now = np.full((len(order) + 1, units + 1), np.inf)
         for device in reversed(range(len(order))):
             now[device] = now[device + 1]
             for unit in range(units):
-                now[device, unit] |= bool(_stops(tables, order, left, device, unit, rest[-1]).size)
-        rest.append(now)
-        if now[0, 0]:
-            return _filled(tables, order, left, rest)
-    return None
-
-
-def _filled(
-    tables: Tables, order: list[int], left: int, rest: list[np.ndarray[tuple[int, int], np.dtype[np.bool_]]]
-) -> Cut:
-    path, unit, device, stages = [], 0, 0, left
+                _, needs = _ends(tables, order, left, device, unit, fresh[-1])
+                now[device, unit] = min(now[device, unit], needs.min(initial=np.inf))
+        fresh.append(now)
+    stages = min(range(len(fresh)), key=lambda left: fresh[left][0, 0])
+    if not np.isfinite(fresh[stages][0, 0]):
+        return None
+    path, unit, device, left = list[tuple[int, int, int]](), 0, 0, stages
     while left:
-        stops = _stops(tables, order, left, device, unit, rest[left - 1])
-        if stops.size:
-            path.append((order[device], unit, int(stops[-1])))
-            unit, left = int(stops[-1]), left - 1
+        stops, needs = _ends(tables, order, left, device, unit, fresh[left - 1])
+        best = np.flatnonzero(needs == fresh[left][device, unit])
+        if best.size:
+            path.append((order[device], unit, int(stops[best[-1]])))
+            unit, left = int(stops[best[-1]]), left - 1
         device += 1
-    return Cut((float(stages), *(float(start - stop) for _, start, stop in path)), tuple(path))
+    devices = fresh[stages][0, 0] + sum(len(kind.devices) for kind in tables.kinds if kind.items)
+    return Cut((float(devices), *(float(start - stop) for _, start, stop in path)), tuple(path))
 
 
-def _stops(
-    tables: Tables,
-    order: list[int],
-    left: int,
-    device: int,
-    unit: int,
-    rest: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where a stage may end that begins with a unit on a device, so that the others fit behind it."""
-    allowed = np.flatnonzero(np.isfinite(tables.use(order[device], left)[unit])) + unit + 1
-    stops: np.ndarray[tuple[int], np.dtype[np.int64]] = allowed[rest[device + 1, allowed]]
-    return stops
+def _ends(
+    tables: Tables, order: Sequence[int], left: int, device: int, unit: int, rest: Costs
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Costs]:
+    """Where a stage may end that begins with a unit on a device, and the devices that it and the rest then need."""
+    kind = order[device]
+    stops = np.flatnonzero(np.isfinite(tables.use(kind, left)[unit])) + unit + 1
+    return stops, rest[device + 1, stops] + (0 if tables.kinds[kind].items else 1)
 
 
 def _evenest(

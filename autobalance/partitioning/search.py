@@ -13,9 +13,10 @@ from autobalance.partitioning.candidate import Candidate, best_candidate
 from autobalance.partitioning.chain import resolve_pins
 from autobalance.partitioning.infeasible import infeasible
 from autobalance.partitioning.plan import Plan
-from autobalance.partitioning.policies import balanced, policy_name
+from autobalance.partitioning.policies import NEARLY, balanced, policy_name
 from autobalance.partitioning.problem import Problem
 from autobalance.partitioning.question import Question, counts_in, schedules_in
+from autobalance.partitioning.remedies import remedies
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.required import require_profile
 from autobalance.units import parse_size
@@ -106,17 +107,28 @@ def plan(
 
 @lru_cache(maxsize=_REMEMBERED)
 def _search(question: Question) -> Plan:
-    best: Candidate | None = None
-    hopeless: Problem | None = None
+    found, hopeless = list[Candidate](), list[Problem]()
     for schedule, count in question.splits:
-        problem, found = best_candidate(question, schedule, count)
-        hopeless = hopeless or problem
-        if found is not None and (best is None or found.key < best.key):
-            best = found
-    if best is None:
-        assert hopeless is not None, "there is always some way to split a batch"
-        raise infeasible(hopeless)
-    return _as_plan(question, best)
+        problem, candidate = best_candidate(question, schedule, count)
+        if candidate is None:
+            hopeless.append(problem)
+        else:
+            found.append(candidate)
+    if not found:
+        raise infeasible(hopeless[0], remedies(question))
+    return _as_plan(question, _best_of(question, found))
+
+
+def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
+    """The best of several ways to split the batch; by step time, the lightest of all that take nearly the least."""
+    least = min(found, key=lambda candidate: candidate.key)
+    if question.policy != "auto" or len(found) == 1:
+        return least
+    limit = least.key[0] * (1 + NEARLY)
+    near = [candidate.problem for candidate in found if candidate.key[0] <= limit]
+    again = [best_candidate(question, problem.schedule, problem.micro_batches, limit)[1] for problem in near]
+    lightest = [candidate for candidate in again if candidate is not None]
+    return min(lightest, key=lambda candidate: (candidate.key[1], candidate.judged.seconds), default=least)
 
 
 def _as_plan(question: Question, found: Candidate) -> Plan:

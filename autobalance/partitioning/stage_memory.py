@@ -75,7 +75,10 @@ class StageMemory:
 
     def empty(self, here: frozenset[int]) -> int:
         """Peak of a device that holds nothing but the items `here`."""
-        return int(self._peaks(here).others[0, 0]) if self.micro_batches == 1 else self._held_alone(here)
+        if not here:
+            return 0
+        corner = _Peaks(*(matrix[:1, :1] for matrix in vars(self._peaks(here)).values()))
+        return int(self._together(corner, 1)[0, 0])
 
     def peaks(self, here: frozenset[int], in_flight: int = 1) -> Matrix:
         """Peak bytes of every stage on whose device the items `here` are.
@@ -92,10 +95,6 @@ class StageMemory:
         if here not in self._known:
             self._known[here] = self._measure(here)
         return self._known[here]
-
-    def _held_alone(self, here: frozenset[int]) -> int:
-        corner = _Peaks(*(matrix[:1, :1] for matrix in vars(self._peaks(here)).values()))
-        return int(self._together(corner, 1)[0, 0])
 
     def _together(self, known: _Peaks, in_flight: int) -> Matrix:
         if self.micro_batches == 1:

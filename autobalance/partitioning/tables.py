@@ -51,7 +51,7 @@ class Tables:
         chain: what is cut.
         memory: peaks of the stages; None: they hold nothing.
         seconds: `[kind][unit]`: seconds of a micro-batch in a unit, there and back.
-        beside: `[kind]`: seconds of what lies on the device beside the chain.
+        beside: `[kind]`: seconds of what lies on the device beside the chain, and of what comes to that alone.
         received: `[kind]`: bytes that come into a stage, as `transfers.received` has them.
         links: `[before, kind]`: bytes per second into a kind from the one before it; the last row is for the first
             stage. A single row where the kind before makes no difference.
@@ -59,6 +59,7 @@ class Tables:
         width: units of the longest stage of interest.
         reach: stages that are of interest; None: all are.
         floor: seconds that a step takes at least, however it is cut.
+        limit: seconds within which the lightest way is wanted; None: nearly the least of these tables.
         hard: False lets devices go over their budgets.
         known: `(kind, in flight, start, stop)` -> bytes that a replay found more than the tables say.
     """
@@ -74,6 +75,7 @@ class Tables:
     width: int
     reach: Reach | None = None
     floor: float = 0.0
+    limit: float | None = None
     hard: bool = True
     known: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
     _uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
@@ -116,7 +118,8 @@ class Tables:
             sums = np.concatenate([[0.0], np.cumsum(self.seconds[kind])])
             stops = np.minimum(np.arange(self.units)[:, None] + np.arange(self.width)[None] + 1, self.units)
             computed = sums[stops] - sums[:-1, None] + self.beside[kind]
-            arriving = band(self.received[kind], self.width, 0).astype(np.float64)
+            # What comes to the items alone is counted with what lies beside the chain.
+            arriving = (band(self.received[kind], self.width, 0) - self.received[kind][0, 0]).astype(np.float64)
             self._times[kind] = computed[None] + arriving[None] / self.links[:, kind, None, None]
         return self._times[kind]
 
