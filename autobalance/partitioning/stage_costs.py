@@ -43,6 +43,7 @@ class StageCosts:
         micro_batches: how many there are.
         crossings: tensors that go from block to block.
         allowed: what blocks may do to save memory; None: nothing.
+        limit: seconds of a step within which the lightest way is wanted; None: nearly the least.
         savers: by kind, what its stages do to save memory.
         last_memory: what the last tables were made of.
     """
@@ -56,6 +57,7 @@ class StageCosts:
     micro_batches: int = 1
     crossings: tuple[Crossing, ...] = ()
     allowed: Allowed | None = None
+    limit: float | None = None
     savers: dict[Kind, Saver] = field(default_factory=dict, repr=False)
     last_memory: StageMemory | None = field(default=None, repr=False)
     _memories: dict[Reach | None, StageMemory] = field(default_factory=dict, repr=False)
@@ -134,7 +136,7 @@ class StageCosts:
             hard: False lets devices go over their budgets.
             memory: False leaves out what stages hold.
         """
-        units = self.chain.units
+        units, links = self.chain.units, self._links(kinds)
         self.last_memory = self._memory(reach) if memory else self.last_memory
         saves = self.allowed is not None and memory and hard
         made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds]) if saves else Tables
@@ -143,13 +145,17 @@ class StageCosts:
             self.chain,
             self._memory(reach) if memory else None,
             seconds=[self._unit_seconds(kind) for kind in kinds],
-            beside=[self._seconds_beside(kind) for kind in kinds],
+            beside=[
+                self._seconds_beside(kind) + float(self._received(kind.items)[0, 0]) / links[-1, at]
+                for at, kind in enumerate(kinds)
+            ],
             received=[self._received(kind.items) for kind in kinds],
-            links=self._links(kinds),
+            links=links,
             in_flight=self.in_flight,
             width=len(units) if reach is None else reach.width,
             reach=reach,
             floor=self.floor,
+            limit=self.limit,
             hard=hard,
             known=known,
         )
@@ -164,6 +170,7 @@ class StageCosts:
                 recompute=self.allowed.recompute,
                 offload=self.allowed.offload,
                 stream=("frozen", "trainable") if self.allowed.offload else (),
+                timeline=self.profile.timeline,
             )
             self.savers[kind] = Saver(
                 unit_costs(blocks, self.chain),
@@ -220,9 +227,22 @@ class StageCosts:
                     links[before, to] = link_between(devices[i], devices[j])
             # Tensors of the batch come from the root, which is somewhere else.
             links[-1, to] = links[:-1, to].min()
-        finite = links[np.isfinite(links)]
-        if not len(finite):
+        finite = np.isfinite(links)
+        if not finite.any():
             return np.full((1, len(kinds)), np.inf)
-        if (finite == finite[0]).all():
-            return np.full((1, len(kinds)), finite[0])
+        if not self._passes_on_alone:
+            # Which device a tensor comes from is not known to a stage: no link is faster than the fastest.
+            return np.where(finite, links, 0.0).max(axis=0)[None]
+        if (links[finite] == links[finite][0]).all():
+            return np.full((1, len(kinds)), links[finite][0])
         return links
+
+    @cached_property
+    def _passes_on_alone(self) -> bool:
+        """Whether every tensor goes from a unit to the next one and no further."""
+        place = {owner: unit for unit, owners in enumerate(self.chain.units) for owner in owners}
+        return all(
+            place.get(target) in (place.get(crossing.source), place.get(crossing.source, -1) + 1)
+            for crossing in self.crossings
+            for target in crossing.targets
+        )
