@@ -90,6 +90,17 @@ def test_autocast_can_be_excluded_and_its_exit_is_told(device: str, monkeypatch:
     assert exits == ["cleared"]
 
 
+def test_autocast_says_whether_it_keeps_casts() -> None:
+    assert not compat.autocast_keeps_casts()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compat.autocast_keeps_casts()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            assert not compat.autocast_keeps_casts()
+        with compat.excluded_autocast():
+            assert compat.autocast_keeps_casts()
+    assert not compat.autocast_keeps_casts()
+
+
 def test_views_are_known_to_autograd() -> None:
     x = torch.ones(2, requires_grad=True)
     assert (compat.is_view(x), compat.is_view(x[:1])) == (False, True)

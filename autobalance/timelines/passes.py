@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -103,9 +102,8 @@ def parts_of(timeline: Timeline, each: Pass, stages: Sequence[tuple[int, int]]) 
         forward.append(each.start + int(later[0]) if len(later) else each.back)
     backward = [each.back]
     births = each.back + np.flatnonzero(born[each.back : each.stop])
-    for (_, _), (start, _) in reversed(list(pairwise(stages))):
+    for start, _ in reversed(stages[1:]):
         later = births[owners[births] >= start]
-        following = births[births > later[-1]] if len(later) else births[:0]
-        at = int(following[0]) if len(following) else each.stop
-        backward.append(at if len(later) else backward[-1])
+        following = births[births > later[-1]] if len(later) else births
+        backward.append(int(following[0]) if len(following) else each.stop)
     return np.array([*forward, each.back]), np.array([*backward, each.stop])

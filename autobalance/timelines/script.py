@@ -129,7 +129,7 @@ def _as_traced(
     when[inside & ((roles == Role.ONCE) | (~born & (gradient | result)) | (born & cast))] = When.FIRST
     when[~born & cast] = When.LAST
     if not in_turn:
-        when[inside & ~born & (batch | result)] = When.LAST
+        when[inside & ~born & (batch | result | gradient)] = When.LAST
     whose: Whole = np.full(len(roles), Whose.FIXED, dtype=np.int64)
     whose[own | (born & result)] = Whose.OWN
     whose[born & gradient] = Whose.GRADIENT

@@ -70,6 +70,29 @@ def test_scratch_is_born_and_dies_at_once() -> None:
     assert (tracer.kinds, tracer.makers) == (["scratch"], ["mm"])
 
 
+def test_gradients_are_told_with_what_is_born_once_they_are_added() -> None:
+    tracer = Tracer()
+    with using_ledger(tracer):
+        first, second = (torch.empty(8, device="simulated:0") for _ in range(2))
+        tracer.added(first.untyped_storage())
+        later = torch.empty(8, device="simulated:0")
+        tracer.added(first.untyped_storage())
+        tracer.added(second.untyped_storage())
+    assert tracer.timeline({}).gradients == ((0, 2), (1, -1))
+    del later
+
+
+def test_only_casts_of_weights_are_told() -> None:
+    tracer = Tracer()
+    with using_ledger(tracer):
+        weight, other = (torch.empty(8, device="simulated:0") for _ in range(2))
+        tracer.describe(weight.untyped_storage(), "weights")
+        made = [tensor.bfloat16() for tensor in (weight, other)]
+        for source, cast in zip((weight, other), made, strict=True):
+            tracer.cast(source.untyped_storage(), cast.untyped_storage())
+    assert tracer.timeline({}).casts == (2,)
+
+
 def test_a_workspace_is_kept_once_for_each_device() -> None:
     tracer = Tracer()
     for account in (0, 1, 0):

@@ -211,3 +211,13 @@ def test_layers_that_reach_beyond_their_neighbours_are_refused(model: Any, text:
     profile = profile_of_model(model(5), "SGD")
     with pytest.raises(ValueError, match=text):
         repeated(profile, "layers.2", 3)
+
+
+def test_gradients_and_casts_are_those_of_the_deep_model() -> None:
+    deep, fresh = (
+        repeated(profile_of(3, "SGD", "bf16-mixed"), "layers.1", 3),
+        profile_of(6, "SGD", "bf16-mixed"),
+    )
+    assert fresh.timeline.casts
+    assert set(deep.timeline.gradients) == set(fresh.timeline.gradients)
+    assert set(deep.timeline.casts) == set(fresh.timeline.casts)
