@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autobalance.profiling.timeline import Timeline
+from autobalance.timelines.deep_calls import calls_in_deep
 from autobalance.timelines.windows import Turns, Window
 
 
@@ -67,8 +68,21 @@ class Deepening:
             wholes=tuple(number.get(wholes[storage], -1) for storage in order) if old.wholes else (),
             fans=tuple(fan.renumbered(number, positions) for fan in old.fans),
             gradients=self._gradients(events, number),
+            calls=tuple(
+                calls_in_deep(
+                    old,
+                    self._block,
+                    self._times,
+                    self._windows,
+                    positions,
+                    lambda storage, copy: number[self._of_copy(storage, copy)],
+                )
+            ),
             **columns,
         )
+
+    def _of_copy(self, storage: int, copy: int) -> int:
+        return self._copies[copy][self._turns.ordinals[storage]] if copy else storage
 
     def _add(self, source: int, owner: int) -> int:
         self._sources.append(source)
