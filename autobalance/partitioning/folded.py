@@ -117,33 +117,6 @@ def cut_bytes(units: Sequence[Sequence[int]], crossings: Sequence[Crossing]) -> 
     return changes.cumsum()[: max(1, len(units) - 1)]
 
 
-def assignment_of(units: Sequence[Sequence[int]], cuts: Sequence[int]) -> tuple[int, ...]:
-    """Device of every block where device `d` holds the units `[cuts[d], cuts[d + 1])`.
-
-    Example:
-        >>> assignment_of([(0, 4), (1, 3), (2,)], cuts=(0, 1, 3))
-        (0, 1, 1, 1, 0)
-    """
-    device_of = {
-        block: device
-        for device, (start, stop) in enumerate(pairwise(cuts))
-        for unit in units[start:stop]
-        for block in unit
-    }
-    return tuple(device_of[block] for block in sorted(device_of) if block != ROOT)
-
-
-def visits(assignment: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
-    """The stages of an assignment, as (first block, one past the last, device): a device can have several.
-
-    Example:
-        >>> visits((0, 1, 1, 1, 0))
-        ((0, 1, 0), (1, 4, 1), (4, 5, 0))
-    """
-    ends = [block for block in range(1, len(assignment)) if assignment[block] != assignment[block - 1]]
-    return tuple((start, stop, assignment[start]) for start, stop in pairwise([0, *ends, len(assignment)]))
-
-
 def _heaviest_nest(crossings: Sequence[Crossing]) -> list[tuple[int, int]]:
     """Of all skips the heaviest set in which each lies strictly inside the one before, outermost first."""
     weights: dict[tuple[int, int], int] = {}

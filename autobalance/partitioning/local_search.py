@@ -1,12 +1,15 @@
-"""Small changes of a plan that make it better, tried one by one until none does."""
+"""Small changes that make a placement better, tried one by one until none does.
+
+Stages need no such search: for every placement of what stands beside a chain, its cuts are exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 
 Places = tuple[int, ...]
-"""Device of every block, or of every item."""
+"""Device of every item."""
 Cost = tuple[float, ...]
 """Compared entry by entry."""
 
@@ -24,7 +27,7 @@ def improve(
     """Take the first neighbour that costs less, again and again, until none does.
 
     Example:
-        >>> improve((0, 0, 0, 1), cost, lambda places: boundary_moves(places))
+        >>> improve((0, 0, 0, 1), cost, lambda places: placement_moves(places, movable=[0, 2], devices=4))
 
     Args:
         start: devices to begin with.
@@ -51,41 +54,6 @@ def improve(
                 best, least, found = places, price, True
                 break
     return best, least
-
-
-def boundary_moves(
-    assignment: Places, groups: Sequence[Sequence[int]] = (), pinned: Sequence[int] = ()
-) -> Iterator[Places]:
-    """Assignments in which a block at the edge of a stage is on the other side, or two of them have changed places.
-
-    Example:
-        >>> list(boundary_moves((0, 0, 1)))
-        [(0, 1, 1), (0, 0, 0), (0, 1, 0)]
-
-    Args:
-        assignment: device of every block, in call order.
-        groups: blocks that share a device; they move together.
-        pinned: blocks that stay.
-    """
-    together = {block: tuple(group) for group in groups for block in group}
-    stay = {other for block in pinned for other in together.get(block, (block,))}
-
-    def moved(targets: Mapping[int, int]) -> Places | None:
-        places = list(assignment)
-        for block, device in targets.items():
-            for other in together.get(block, (block,)):
-                if other in stay:
-                    return None
-                places[other] = device
-        return tuple(places)
-
-    for block in range(1, len(assignment)):
-        before, after = assignment[block - 1], assignment[block]
-        if before == after or together.get(block, (block,)) == together.get(block - 1):
-            continue
-        for targets in ({block - 1: after}, {block: before}, {block - 1: after, block: before}):
-            if (places := moved(targets)) is not None:
-                yield places
 
 
 def placement_moves(placement: Places, movable: Sequence[int], devices: int) -> Iterator[Places]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import autobalance
 from autobalance.partitioning.chain import Chain, Item
-from autobalance.partitioning.folded import assignment_of, cut_bytes, folded_chain, folded_units, visits
+from autobalance.partitioning.folded import cut_bytes, folded_chain, folded_units
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.transfers import Crossing, bytes_moved, crossings_of
 from autobalance.profiling.timeline import ROOT
@@ -92,11 +92,6 @@ def test_a_chain_is_folded_unit_by_unit_and_keeps_what_it_is_bound_to() -> None:
     assert folded_chain(chain, crossings[:8]) is None
 
 
-def test_cuts_become_assignments_and_assignments_visits() -> None:
-    assert assignment_of([(0, 4), (1, 3), (2, ROOT)], cuts=(0, 1, 1, 3)) == (0, 2, 2, 2, 0)
-    assert visits((0, 2, 2, 2, 0)) == ((0, 1, 0), (1, 4, 2), (4, 5, 0))
-
-
 class _Conv(nn.Module):
     def __init__(self, channels: int, out: int, stride: int = 1) -> None:
         super().__init__()
@@ -138,9 +133,14 @@ class _UNet(nn.Module):
         return [self.stem, *down, self.down[2], self.again[2], *up, *self.join]
 
 
+def _assignment(units: Sequence[Sequence[int]], cuts: Sequence[int]) -> tuple[int, ...]:
+    stages = [(device, start, stop) for device, (start, stop) in enumerate(pairwise(cuts))]
+    return Chain((*units, (ROOT,)), (), {}).assignment([*stages, (0, len(units), len(units) + 1)], ())[0]
+
+
 def _cuts(units: Sequence[Sequence[int]], devices: int) -> list[tuple[int, ...]]:
     inner = combinations(range(1, len(units)), devices - 1)
-    return [assignment_of(units, (0, *cuts, len(units))) for cuts in inner]
+    return [_assignment(units, (0, *cuts, len(units))) for cuts in inner]
 
 
 def _moved(crossings: Sequence[Crossing], assignment: Sequence[int]) -> int:
@@ -171,7 +171,7 @@ def test_on_four_devices_a_folded_chain_of_equal_blocks_moves_less_than_half() -
     crossings = _u_shape(24)
     units = folded_units(49, crossings)
     assert units is not None
-    folded = _moved(crossings, assignment_of(units, (0, 6, 12, 18, 25)))
+    folded = _moved(crossings, _assignment(units, (0, 6, 12, 18, 25)))
     assert folded == 3 * 2 * 2  # at each of three cuts down and up, with gradients
     in_call_order = _moved(crossings, [block * 4 // 49 for block in range(49)])
     assert in_call_order == 2 * (3 + 24)  # all skips as well: none has both of its ends in one quarter

@@ -5,24 +5,7 @@ from itertools import product
 
 import pytest
 
-from autobalance.partitioning.local_search import boundary_moves, improve, placement_moves
-
-
-def test_blocks_at_an_edge_move_across_and_change_places() -> None:
-    assert list(boundary_moves((0, 0, 1))) == [(0, 1, 1), (0, 0, 0), (0, 1, 0)]
-
-
-def test_groups_move_as_one_and_pinned_blocks_stay() -> None:
-    assert list(boundary_moves((0, 0, 1, 0), groups=[(1, 3)])) == [
-        (0, 1, 1, 1),
-        (0, 0, 0, 0),
-        (0, 1, 0, 1),
-        (0, 0, 0, 0),
-        (0, 1, 1, 1),
-        (0, 1, 0, 1),
-    ]
-    assert list(boundary_moves((0, 0, 1), pinned=[1])) == [(0, 0, 0)]
-    assert list(boundary_moves((0, 0, 1), groups=[(0, 1)], pinned=[0])) == [(0, 0, 0)]
+from autobalance.partitioning.local_search import improve, placement_moves
 
 
 def test_items_move_to_every_device_and_change_places() -> None:
