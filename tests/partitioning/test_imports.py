@@ -8,8 +8,10 @@ def test_planning_imports_no_torch_and_no_lightning() -> None:
     code = """
 import sys, pkgutil, importlib
 import autobalance.partitioning, autobalance.report, autobalance.devices
+import autobalance.schedules, autobalance.timelines
 import autobalance.units, autobalance.errors, autobalance.profiling.profile, autobalance.profiling.timeline
-for room in (autobalance.partitioning, autobalance.report, autobalance.devices):
+rooms = autobalance.partitioning, autobalance.report, autobalance.devices, autobalance.schedules, autobalance.timelines
+for room in rooms:
     for module in pkgutil.iter_modules(room.__path__):
         importlib.import_module(f"{room.__name__}.{module.name}")
 from autobalance.partitioning.search import plan
