@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autobalance.partitioning.relaxation import relaxed
 from autobalance.partitioning.saving_options import Option, options_of
-from autobalance.partitioning.saving_ways import ROUNDING, Ways
+from autobalance.partitioning.saving_ways import ROUNDING, OneWay, Ways
 from autobalance.partitioning.savings import KEEP, SavingCosts, stage_peak
 
 Numbers = NDArray[np.float64]
@@ -188,28 +188,29 @@ class _Search:
         again = sum(option.seconds for option in chosen)
         return max(self._seconds + again, sum(option.copying for option in chosen))
 
-    def _fits(self, chosen: Sequence[Option]) -> bool:
-        state = Ways.start()
-        for option in reversed(chosen):
-            state = state.before(option, self._in_flight)
-        return bool(state.taken()[0] <= self._room and state.pinned[0] <= self._pinned)
-
     def _greedy(self) -> list[Option] | None:
         """What the fractional knapsack takes, whole, and without what turns out not to be needed."""
-        chosen = [options[0] for options in self._options]
+        way = OneWay([options[0] for options in self._options], self._in_flight)
         taken: list[tuple[int, Option]] = []
         for block, option in self._relaxation.order:
-            if self._fits(chosen):
+            if self._fits(way):
                 break
-            taken.append((block, chosen[block]))
-            chosen[block] = option
-        if not self._fits(chosen):
+            taken.append((block, way.options[block]))
+            way.put(block, option)
+        if not self._fits(way):
             return None
+        least = self._time(way.options)
         for block, before in reversed(taken):
-            trial = [*chosen[:block], before, *chosen[block + 1 :]]
-            if self._time(trial) <= self._time(chosen) and self._fits(trial):
-                chosen = trial
-        return chosen
+            after = way.options[block]
+            way.put(block, before)
+            if self._fits(way) and self._time(way.options) <= least:
+                least = self._time(way.options)
+            else:
+                way.put(block, after)
+        return way.options
+
+    def _fits(self, way: OneWay) -> bool:
+        return way.taken() <= self._room and way.pinned() <= self._pinned
 
     def _descend(self, all_options: Sequence[Sequence[Option]], least: float, width: int) -> list[Option] | None:
         """The fastest way that takes less than `least` seconds, of those that are followed; None where there is none.

@@ -113,3 +113,44 @@ def _surpassed(one: Numbers, other: Numbers) -> NDArray[np.bool_]:
     for mine, theirs in zip(one[1:], other[1:], strict=True):
         below &= mine[:, None] <= theirs[None]
     return below
+
+
+class OneWay:
+    """A way for all blocks of a stage, of which one block after the other is changed.
+
+    Example:
+        >>> way = OneWay([options[0] for options in all_options], in_flight=4)
+        >>> way.put(3, all_options[3][1])
+        >>> way.taken()
+
+    Args:
+        options: of every block.
+        in_flight: micro-batches.
+    """
+
+    def __init__(self, options: Sequence[Option], in_flight: int) -> None:
+        self.options = list(options)
+        self._in_flight = in_flight
+        self._rests = np.array([option.rests for option in options])
+        self._runs = np.array([option.runs for option in options])
+        self._streaming: dict[int, Option] = {block: option for block, option in enumerate(options) if option.streams}
+
+    def put(self, block: int, option: Option) -> None:
+        """Give a block another option."""
+        self.options[block] = option
+        self._rests[block], self._runs[block] = option.rests, option.runs
+        self._streaming.pop(block, None)
+        if option.streams:
+            self._streaming[block] = option
+
+    def taken(self) -> float:
+        """Bytes beside what stays."""
+        rests = self._rests
+        total = (self._in_flight - 1) * float(rests.sum()) + float((np.cumsum(rests) - rests + self._runs).max())
+        staged = [self._streaming[block].staged for block in sorted(self._streaming)]
+        staging = max((one + other for one, other in zip(staged, [*staged, 0.0][1:], strict=True)), default=0.0)
+        return total + staging - sum(option.leaves for option in self._streaming.values())
+
+    def pinned(self) -> float:
+        """Bytes of host memory."""
+        return sum(option.pinned for option in self.options)
