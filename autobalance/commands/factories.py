@@ -105,7 +105,7 @@ def call_factory(place: str, *, on_meta: bool) -> tuple[nn.Module, Any, list[str
     notes: list[str] = []
     try:
         with torch.device("meta" if on_meta else "cpu"):
-            made = make()
+            made = _built(make)
     except Exception as error:
         if not on_meta:
             raise
@@ -114,7 +114,7 @@ def call_factory(place: str, *, on_meta: bool) -> tuple[nn.Module, Any, list[str
             f'{place} does not run under torch.device("meta") ({type(error).__name__}: {reason}), so it was called '
             f"again with the model in host memory"
         )
-        made = make()
+        made = _built(make)
     model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -124,3 +124,12 @@ def call_factory(place: str, *, on_meta: bool) -> tuple[nn.Module, Any, list[str
     if on_meta and held and not notes:
         notes.append(f"{place} says itself where tensors are: {format_size(held)} of the model took memory")
     return model, batch_on_host(batch), notes
+
+
+def _built(make: Any) -> Any:
+    """What a factory makes; a LightningModule may build its layers in `configure_model`, as the Trainer calls it."""
+    made = make()
+    configure = getattr(made[0] if isinstance(made, tuple) and made else made, "configure_model", None)
+    if callable(configure):
+        configure()
+    return made

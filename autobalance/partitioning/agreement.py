@@ -102,14 +102,21 @@ def refuse_other_devices(plan: Plan, devices: Sequence[tuple[str, int | None]]) 
             )
 
 
-def knows_its_batch(plan: Plan) -> bool:
-    """Whether a plan tells the shapes of its batch.
+def batch_elements(plan: Plan) -> int:
+    """Elements of all tensors of the largest batch that a plan was made for; 0: it does not know.
 
     Example:
-        >>> knows_its_batch(plan)
-        True
+        >>> batch_elements(plan)
+        32
+
+    Args:
+        plan: the plan.
     """
-    return elements_of(parts_of(plan.fingerprint).get("batch", "")) > 0
+    return elements_of(_batch(plan))
+
+
+def _batch(plan: Plan) -> str:
+    return parts_of(plan.fingerprint).get("batch", "")
 
 
 def refuse_larger_batch(plan: Plan, signature: str) -> None:
@@ -125,12 +132,11 @@ def refuse_larger_batch(plan: Plan, signature: str) -> None:
     Raises:
         ValueError: the batch is larger.
     """
-    planned = parts_of(plan.fingerprint).get("batch", "")
-    most = elements_of(planned)
-    if most and elements_of(signature) > most:
+    most, here = batch_elements(plan), elements_of(signature)
+    if most and here > most:
         raise ValueError(
-            f"the plan was made for batches of {planned}, but here they are of {signature}, {elements_of(signature):,} "
-            f"elements in place of {most:,}: a step needs more memory than planned. Make a plan for this batch, or "
+            f"the plan was made for batches of {_batch(plan)}, but here they are of {signature}, {here:,} elements in "
+            f"place of {most:,}: a step needs more memory than planned. Make a plan for this batch, or "
             f"take a smaller one."
         )
 

@@ -14,7 +14,7 @@ from autobalance.blocks import find_blocks
 from autobalance.compat import data_owners, loader_attachment_kept
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.agreement import (
-    knows_its_batch,
+    batch_elements,
     refuse_larger_batch,
     refuse_other_devices,
     refuse_other_weights,
@@ -56,9 +56,10 @@ def plan_run(
     module = trainer.lightning_module
     training = trainer.state.fn == "fit"
     if given is not None:
-        if before is None:
-            _check_given(trainer, options, devices, given)
-        return before if before is not None else Placed(weakref.ref(module), given, training, None)
+        if before is not None:
+            return before
+        _check_given(trainer, options, devices, given)
+        return Placed(weakref.ref(module), given, training, batch_elements(given) or None)
     with undisturbed(module, trainer.datamodule, *data_owners(trainer)), loader_attachment_kept(trainer):
         batches = sample_batches(trainer, options)
         elements = max((elements_in(batch.data) for batch in batches), default=0)
@@ -81,7 +82,7 @@ def _check_given(trainer: Any, options: Options, devices: Sequence[torch.device]
     refuse_other_devices(given, [(str(device), memory_of(device)) for device in devices])
     module = trainer.lightning_module
     refuse_other_weights(given, weights_held(module, find_blocks(module).ordered(given.block_names), given))
-    if not knows_its_batch(given):
+    if not batch_elements(given):
         return
     with undisturbed(module, trainer.datamodule, *data_owners(trainer)), loader_attachment_kept(trainer):
         batches = sample_batches(trainer, options)

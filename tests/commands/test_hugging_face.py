@@ -116,6 +116,7 @@ def test_a_plan_is_made_from_a_config_alone(tmp_path: Path, run: Run) -> None:
         ('{"model_type": "llama", ', r"config.json is not JSON \(.*fetch the file again"),
         ({"hidden_size": 8}, 'has no "model_type", which says what kind of model it is'),
         ({"model_type": "nonesuch"}, "cannot read the config in .* of model_type 'nonesuch'"),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "code.Mine"}}, "of model_type 'mine' .*custom code"),
         ({**CONFIGS["causal"], "hidden_size": "big"}, "Validation error for field 'hidden_size'.*Mend the config"),
         ({**CONFIGS["causal"], "architectures": ["LlamaForGo"]}, "is for the class 'LlamaForGo', which transformers"),
         ({**CONFIGS["causal"], "vocab_size": -1}, r"the config does not make a model \(RuntimeError: "),

@@ -16,8 +16,7 @@ from torch import nn
 from lightning.pytorch import LightningModule
 
 class Net(LightningModule):
-    def __init__(self):
-        super().__init__()
+    def configure_model(self):
         self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 8)
 
     def training_step(self, batch, index):

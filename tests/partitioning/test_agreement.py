@@ -8,7 +8,7 @@ import pytest
 import autobalance
 from autobalance import Plan, Profile
 from autobalance.partitioning.agreement import (
-    knows_its_batch,
+    batch_elements,
     refuse_larger_batch,
     refuse_other_devices,
     refuse_other_profile,
@@ -85,11 +85,11 @@ def test_devices_with_less_than_a_plan_needs_are_refused() -> None:
 
 def test_a_larger_batch_is_refused_where_the_plan_knows_its_own() -> None:
     plan = plan_of(profile())
-    assert knows_its_batch(plan)
+    assert batch_elements(plan) == 24
     refuse_larger_batch(plan, "x=float32[8,3]")
     refuse_larger_batch(plan, "x=float32[4,3]")
     with pytest.raises(ValueError, match=r"here they are of x=float32\[9,3\], 27 elements in place of 24"):
         refuse_larger_batch(plan, "x=float32[9,3]")
     by_hand = plan_of(Profile.from_costs(static=[4, 8]))
-    assert not knows_its_batch(by_hand)
+    assert batch_elements(by_hand) == 0
     refuse_larger_batch(by_hand, "x=float32[9,3]")
