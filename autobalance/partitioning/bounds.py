@@ -41,6 +41,24 @@ def time_bounds(problem: Problem) -> dict[str, float]:
     return found
 
 
+def loop_bounds(problem: Problem) -> dict[str, float]:
+    """Lower bounds of the step time in seconds that hold in whatever order stages visit devices.
+
+    A device takes every micro-batch of a block one after the other. The first one comes when its forward is through all
+    blocks before; the last one leaves with all their backwards still to come, while what the blocks behind take may
+    fall between. Forwards alone leave with all blocks behind still to come.
+
+    Example:
+        >>> loop_bounds(problem)
+        {'area': 1.2, 'indivisible block': 1.25}
+    """
+    least, count = least_seconds_of_blocks(problem), problem.micro_batches
+    total = float(least.sum())
+    area = max(problem.floor, total, count * total / len(problem.devices))
+    around = np.cumsum(least) - least if problem.profile.training else total - least
+    return {"area": area, "indivisible block": max(area, float((around + count * least).max()))}
+
+
 def area_bound(problem: Problem) -> float:
     """No plan's largest use is below this: at its highest instant, the whole lies on all devices together.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autobalance.partitioning.chain import Chain, build_chain
 from autobalance.partitioning.folded import folded_chain
 from autobalance.partitioning.judge import Judged, judge
-from autobalance.partitioning.policies import NEARLY, POLICIES, auto
+from autobalance.partitioning.looped import best_loop
+from autobalance.partitioning.policies import NEARLY, POLICIES
 from autobalance.partitioning.problem import Problem, Solution
 from autobalance.partitioning.question import Question
 from autobalance.partitioning.saver import Allowed
@@ -17,7 +18,8 @@ from autobalance.profiling.profile import Profile
 
 # Searches after each of which the stages that turned out larger are known better.
 _TRIES = 32
-# A pinned block out of call order costs transfers; it has to lower what the policy minimises by more than this share.
+# A pinned block out of call order, and a device that is visited again, cost transfers; they have to lower what the
+# policy minimises by more than this share.
 _PRICE_OF_DISORDER = 0.05
 
 
@@ -32,6 +34,7 @@ class Candidate:
         key: what the policy minimises, as the replay has it.
         proved: whether no other plan of this kind has a smaller key.
         least: lower bound of the first of the key; None where it is not proved.
+        is_loop: whether stages visit devices round after round.
     """
 
     problem: Problem
@@ -40,6 +43,7 @@ class Candidate:
     key: tuple[float, ...]
     proved: bool
     least: float | None
+    is_loop: bool = False
 
 
 def best_candidate(
@@ -70,10 +74,12 @@ def best_candidate(
 
     best: Candidate | None = None
     for chain in chains:
-        problem = problem_of(chain, question.allowed if question.policy == "auto" else None)
+        problem = problem_of(chain, question.allowed)
         found = _settled(problem, question)
         if found is not None and (best is None or _clearly_less(found.key, best.key)):
             best = found
+    plain = best if best is None or schedule != "looped" else replace(best, proved=False, least=None)
+    best = plain
     # Folding saves transfers, of which other policies know nothing. With several micro-batches, the tables do not know
     # what is in flight in stages of a device that is visited twice.
     for chain in chains if question.policy == "auto" and micro_batches == 1 else ():
@@ -81,9 +87,9 @@ def best_candidate(
         found = None if folded is None else _settled(problem_of(folded), question)
         if found is not None and (best is None or _is_faster(found, best)):
             best = found
-    # Policies that look at memory alone save it only where nothing fits otherwise; then the step time decides.
-    for chain in chains if best is None and question.allowed and question.policy != "auto" else ():
-        best = best or _settled(problem_of(chain, question.allowed), question)
+    found = _looped(problem_of(chains[0] if plain is None else plain.problem.chain), question.policy, plain)
+    if found is not None and (best is None or _is_worth_rounds(question.policy, found, best)):
+        best = found
     return (problem if best is None else best.problem), best
 
 
@@ -92,6 +98,26 @@ def _is_faster(found: Candidate, best: Candidate) -> bool:
     (seconds, use), (least, least_use) = found.key, best.key
     is_nearly = max(seconds, least) <= (1 + NEARLY) * min(seconds, least)
     return use < least_use if is_nearly else seconds < least
+
+
+def _looped(problem: Problem, policy: str, plain: Candidate | None) -> Candidate | None:
+    found = best_loop(problem, policy, None if plain is None else plain.solution)
+    if found is None:
+        return None
+    return Candidate(problem, found.solution, found.judged, found.key, proved=False, least=None, is_loop=True)
+
+
+def _is_worth_rounds(policy: str, found: Candidate, best: Candidate) -> bool:
+    """Whether going over devices again takes less time or, in nearly the same, clearly less memory."""
+    if policy != "auto":
+        return _clearly_less(found.key, best.key)
+    (seconds, use), (least, least_use) = found.key, best.key
+    limit = best.problem.limit
+    if limit is not None:
+        seconds, least = found.judged.seconds, best.judged.seconds
+    if max(seconds, least) > ((1 + NEARLY) * min(seconds, least) if limit is None else limit * (1 + 1e-9)):
+        return seconds < least
+    return _clearly_less((use,), (least_use,))
 
 
 def micro_profile(profile: Profile, micro_batches: int) -> Profile:
@@ -115,9 +141,8 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
     bound: tuple[float, ...] | None = None
     least: float | None = None
     best: Candidate | None = None
-    is_timed = question.policy == "auto" or problem.allowed is not None
     for _ in range(_TRIES):
-        solution = problem.solve(auto if is_timed else POLICIES[question.policy])
+        solution = problem.solve(POLICIES[question.policy])
         if solution is None:
             break
         if bound is None:
@@ -135,7 +160,7 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
         )
         more = [true - told for true, told in zip(judged.peaks, problem.told(solution), strict=True)]
         if _fits(judged.peaks, question):
-            key = _true_key("auto" if is_timed else question.policy, question, solution, judged, problem.limit)
+            key = _true_key(question.policy, question, solution, judged, problem.limit)
             proved = solution.proved and _is_no_more(key, bound)
             if best is None or key < best.key:
                 best = Candidate(problem, solution, judged, key, proved, least)

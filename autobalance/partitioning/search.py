@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
-from autobalance.partitioning.bounds import advice_on_time, advice_on_use, time_bounds, use_bounds
+from autobalance.partitioning.bounds import advice_on_time, advice_on_use, loop_bounds, time_bounds, use_bounds
 from autobalance.partitioning.budgets import budgets_of, host_budget, without_host
 from autobalance.partitioning.candidate import Candidate, best_candidate
 from autobalance.partitioning.chain import resolve_pins
@@ -45,7 +45,9 @@ def plan(
     Blocks stay in call order: each device holds consecutive ones; any order and any subset of the devices is tried.
     Beside that order stand only groups that must share a device but are not consecutive (tied weights, a module used
     twice), which are tried on every device, and pinned blocks, where leaving the order lets a plan fit or betters it by
-    more than 5 %.
+    more than 5 %. Under `"looped"` a chain goes over the devices several times; under any schedule, chains that are
+    independent of one another (policy and reference, teacher and student) begin at the first device each, where that
+    betters a plan.
 
     Example:
         >>> plan = autobalance.plan(profile, "4x80GiB")
@@ -134,9 +136,11 @@ def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
 def _as_plan(question: Question, found: Candidate) -> Plan:
     problem, solution, judged = found.problem, found.solution, found.judged
     # Without times nothing but memory was compared.
-    is_timed = (question.policy == "auto" or problem.allowed is not None) and judged.seconds > 0
-    bounds = time_bounds(problem) if is_timed else use_bounds(problem)
-    least = found.least if is_timed or question.policy == "balanced" else _least_use(problem)
+    is_timed = question.policy == "auto" and judged.seconds > 0
+    may_loop = found.is_loop or problem.schedule == "looped"
+    timed = loop_bounds if may_loop else time_bounds
+    bounds = timed(problem) if is_timed else use_bounds(problem)
+    least = found.least if is_timed or may_loop or question.policy == "balanced" else _least_use(problem)
     if least is not None:
         bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())
     advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind
 from autobalance.partitioning.stage_memory import StageMemory
-from autobalance.partitioning.stage_peaks import Matrix, Reach, band
+from autobalance.partitioning.stage_peaks import Matrix, Reach
 
 Table = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ def in_flight_of(schedule: str, micro_batches: int) -> InFlight:
     """
     if schedule == "1f1b":
         return lambda left: min(micro_batches, left)
-    if schedule == "gpipe":
+    if schedule in ("gpipe", "looped"):
         return lambda left: micro_batches
     return lambda left: 1
 
@@ -51,10 +51,8 @@ class Tables:
         chain: what is cut.
         memory: peaks of the stages; None: they hold nothing.
         seconds: `[kind][unit]`: seconds of a micro-batch in a unit, there and back.
-        beside: `[kind]`: seconds of what lies on the device beside the chain, and of what comes to that alone.
-        received: `[kind]`: bytes that come into a stage, as `transfers.received` has them.
-        links: `[before, kind]`: bytes per second into a kind from the one before it; the last row is for the first
-            stage. A single row where the kind before makes no difference.
+        beside: `[kind]`: seconds of what lies on the device beside the chain.
+        arriving: `[kind][before, k, d]`: seconds of what comes into a stage, by the kind before it.
         in_flight: by the number of stages to the end.
         width: units of the longest stage of interest.
         reach: stages that are of interest; None: all are.
@@ -69,8 +67,7 @@ class Tables:
     memory: StageMemory | None
     seconds: Sequence[NDArray[np.float64]]
     beside: Sequence[float]
-    received: Sequence[Matrix]
-    links: NDArray[np.float64]
+    arriving: Sequence[Table]
     in_flight: InFlight
     width: int
     reach: Reach | None = None
@@ -118,9 +115,7 @@ class Tables:
             sums = np.concatenate([[0.0], np.cumsum(self.seconds[kind])])
             stops = np.minimum(np.arange(self.units)[:, None] + np.arange(self.width)[None] + 1, self.units)
             computed = sums[stops] - sums[:-1, None] + self.beside[kind]
-            # What comes to the items alone is counted with what lies beside the chain.
-            arriving = (band(self.received[kind], self.width, 0) - self.received[kind][0, 0]).astype(np.float64)
-            self._times[kind] = computed[None] + arriving[None] / self.links[:, kind, None, None]
+            self._times[kind] = computed[None] + self.arriving[kind]
         return self._times[kind]
 
     @cached_property
