@@ -1,7 +1,9 @@
 """The storage events of steps that take several micro-batches, from those of one micro-batch.
 
-What a stage holds between the forward and the backward of a micro-batch are the storages that are born in its part of
-the forward and die in a later part, of the forward or backward; in flight, it holds them once for each micro-batch.
+What a block holds at rest, between its forward and its backward, are its storages that are born in the forward and die
+in the backward: of `roles_of` those with `Role.OWN`, once for each micro-batch in flight, and those with `Role.CAST`,
+once for all. In a schedule whose backwards begin while forwards go on, gradients of weights' casts come on top, half the
+bytes of such weights: they wait for the end of a backward.
 
 - A storage that is born and dies within one forward and backward exists once for each micro-batch.
 - A gradient of a parameter is made by the first backward. Later ones make theirs, add it in place and drop it, where
@@ -9,7 +11,7 @@ the forward and die in a later part, of the forward or backward; in flight, it h
 - Weights, buffers, optimizer state, workspaces and what the first forward keeps for good exist once.
 - Autocast's casts of weights belong to each micro-batch where one follows the other, as each has a context of its own.
   Where they overlap, the first forward makes them for all, in one context that ends with the last forward; the
-  gradients of weights then wait for those of all casts (`script._late_gradients`).
+  gradients of weights then wait for those of all casts, as autograd takes first what was made last.
 - Where micro-batches follow one another, each is a batch of its own, as in gradient accumulation: it takes the place of
   the one before it on the root device, and its loss, and what else a forward leaves until the next step's, replaces
   that of the one before. Where they overlap, and without backwards, they are parts of one batch, which is there as a

@@ -98,12 +98,12 @@ def additions(timeline: Timeline, passes: Sequence[Pass]) -> Whole:
     return ends
 
 
-def through_casts(timeline: Timeline, roles: Whole, others: Whole) -> Whole:
+def through_casts(timeline: Timeline, roles: Whole) -> Whole:
     """Births of gradients that are made of the gradient of a weight's cast, which dies thereby.
 
     Args:
         timeline: storage events.
-        roles, others: as `roles_of` gives them.
+        roles: as `roles_of` gives them.
     """
     storages, born = timeline.event_columns
     if not timeline.casts:

@@ -94,7 +94,7 @@ def script_of(timeline: Timeline, training: bool, manner: Manner, count: int) ->
     if in_turn:
         added += _exchanges(storages, born, passes, roles, others)
     else:
-        found = through_casts(timeline, roles, others)
+        found = through_casts(timeline, roles)
         added[0] = _without(added[0], storages[found])
         added += _late_gradients(timeline, passes, found, manner, when, whose)
     # A line of all copies is one line for each of them.
