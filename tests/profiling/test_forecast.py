@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autobalance.partitioning.replay import replay
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.profiler import Profiler
 from autobalance.simulated import simulate
 from tests.models import CASES, WIDTH, Case, Chain, vectors
 from tests.profiling.running import (
@@ -77,24 +79,39 @@ RUNS: dict[str, Run] = {
 }
 
 
+@cache
+def profiled(name: str) -> tuple[Profiler, Profile]:
+    """A run's profiler, and the profile that all tests share."""
+    run = RUNS[name]
+    profiler = profiler_of(CASES[run.name], OPTIMIZERS[run.optimizer], run.precision, run.adapt)
+    return profiler, profiler.profile()
+
+
+@cache
+def foreseen(name: str, seed: int | None = None) -> tuple[Spot, list[int]]:
+    """Blocks of a run in call order, or scattered, and the peaks forecast for that."""
+    profiler, profile = profiled(name)
+    where = contiguous(profile) if seed is None else scattered(profile, seed)
+    return where, forecast(profiler, where)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_forecast_equals_count_for_any_placement(name: str) -> None:
     run = RUNS[name]
     case, make = CASES[run.name], OPTIMIZERS[run.optimizer]
-    profiler = profiler_of(case, make, run.precision, run.adapt)
-    profile = profiler.profile()
-    assert profiler.notes == [], "the trial is expected to run on fakes"
-    for where in (contiguous(profile), scattered(profile, 1), scattered(profile, 2)):
-        assert forecast(profiler, where) == counted(case, make, where, run.precision, run.adapt), where.assignment
+    assert profiled(name)[0].notes == [], "the trial is expected to run on fakes"
+    for seed in (None, 1, 2):
+        where, peaks = foreseen(name, seed)
+        assert peaks == counted(case, make, where, run.precision, run.adapt), where.assignment
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", CASES)
 def test_replay_equals_the_forecast(name: str, optimizer: str) -> None:
-    profiler = profiler_of(CASES[name], OPTIMIZERS[optimizer])
-    profile = profiler.profile()
-    for where in (contiguous(profile), *(scattered(profile, seed) for seed in range(3))):
-        assert replay(profile.timeline, where.assignment, where.root, DEVICES) == forecast(profiler, where)
+    run = f"{name}, {optimizer}"
+    for seed in (None, 0, 1, 2):
+        where, peaks = foreseen(run, seed)
+        assert replay(profiled(run)[1].timeline, where.assignment, where.root, DEVICES) == peaks
 
 
 class PartsOnTheWay(Chain):
@@ -107,20 +124,19 @@ class PartsOnTheWay(Chain):
         return self.d(self.c(kept) + kept)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_replay_knows_where_a_part_is_a_view_of_the_whole(seed: int) -> None:
+def test_replay_knows_where_a_part_is_a_view_of_the_whole() -> None:
     profiler = profiler_of(Case(PartsOnTheWay, vectors), OPTIMIZERS["AdamW foreach"])
     profile = profiler.profile()
-    where = scattered(profile, seed)
-    assert replay(profile.timeline, where.assignment, where.root, DEVICES) == forecast(profiler, where)
+    for seed in range(12):
+        where = scattered(profile, seed)
+        assert replay(profile.timeline, where.assignment, where.root, DEVICES) == forecast(profiler, where), seed
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_run_fits_in_exactly_what_was_forecast_and_in_no_kibibyte_less(name: str) -> None:
     case, make = CASES[name], OPTIMIZERS["AdamW foreach"]
-    profiler = profiler_of(case, make)
-    where = contiguous(profiler.profile())
-    capacities = [max(KIB, peak) for peak in forecast(profiler, where)]
+    where, peaks = foreseen(f"{name}, AdamW foreach")
+    capacities = [max(KIB, peak) for peak in peaks]
     run_within(capacities, case, make, where)
     for device in set(where.assignment):
         smaller = [capacity - KIB * (index == device) for index, capacity in enumerate(capacities)]
