@@ -147,20 +147,21 @@ def main() -> int:
 
 
 def is_even(question: Question, plan: Plan) -> bool:
-    """Whether all devices but the first lie within 2 % of each other, or closer than one block is large; says which."""
+    """Whether all devices but the first lie within 2 % of each other, or no further apart than a layer; says which."""
     peaks = question.peaks(plan.assignment, plan.root, BATCH)[1:]
-    apart = max(peaks) / min(peaks) - 1
-    alone = []
-    for block in range(len(plan.assignment)):
-        elsewhere = tuple(1 if other == block else 2 for other in range(len(plan.assignment)))
-        alone.append(question.peaks(elsewhere, 0, BATCH)[1])
-    largest = max(alone)
+    spread = max(peaks) - min(peaks)
+    one, two = (question.peaks(_middle(plan, count), 0, BATCH)[1] for count in (1, 2))
     print(
-        f"the others lie {apart:.1%} apart ({(max(peaks) - min(peaks)) / GIB:.2f} GiB); the largest block takes "
-        f"{largest / GIB:.2f} GiB, a layer {alone[2] / GIB:.2f} GiB; no better split of whole blocks exists: "
-        f"{'proved' if plan.optimal else 'not proved'}"
+        f"the others lie {max(peaks) / min(peaks) - 1:.1%} ({spread / GIB:.2f} GiB) apart; one layer more takes "
+        f"{(two - one) / GIB:.2f} GiB; that no whole blocks are split better is {'' if plan.optimal else 'not '}proved"
     )
-    return apart <= CLOSE or (plan.optimal and max(peaks) - min(peaks) <= largest)
+    return spread <= CLOSE * min(peaks) or (plan.optimal and spread <= (1 + CLOSE) * (two - one))
+
+
+def _middle(plan: Plan, count: int) -> list[int]:
+    """A split in which device 1 holds so many layers from the middle."""
+    blocks = len(plan.assignment)
+    return [1 if blocks // 2 <= block < blocks // 2 + count else 2 for block in range(blocks)]
 
 
 if __name__ == "__main__":
