@@ -52,9 +52,10 @@ def accelerate_map(profile: Profile, budgets: Sequence[int]) -> list[int | str]:
 
 
 def module_tree(profile: Profile) -> nn.Module:
-    """Modules on meta with the names, classes and weights of a profile's blocks; blocks that are tied share a tensor.
+    """Modules on meta with the names, classes and weights of a profile's blocks.
 
-    Of a block that is made of several modules the first has all the weights.
+    Of a block that is made of several modules the first has all the weights. Blocks that must share a device share a
+    tensor: one that has no weights of its own all those of the largest, for that is how a row tells of tied weights.
 
     Example:
         >>> [name for name, _ in module_tree(profile).named_parameters()]       # doctest: +SKIP
@@ -76,9 +77,14 @@ def module_tree(profile: Profile) -> nn.Module:
         leaves[0].register_parameter("weights", bytes_on_meta(block.weights))
         modules.append(leaves[0])
     for number, group in enumerate(profile.together):
-        tied = bytes_on_meta(1)
+        largest = max(group, key=lambda member: profile.blocks[member].weights)
+        heavy = [member for member in group if profile.blocks[member].weights]
         for member in group:
-            modules[member].register_parameter(f"tied{number}", tied)
+            if member not in heavy:
+                modules[member].register_parameter("weights", modules[largest].get_parameter("weights"))
+        link = bytes_on_meta(1)
+        for member in heavy if len(heavy) > 1 else ():
+            modules[member].register_parameter(f"tied{number}", link)
     return root
 
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import autobalance
 from autobalance import Profile
 from autobalance.commands.accelerate_map import accelerate_map, module_tree
 from autobalance.commands.others import other_splits
@@ -55,3 +58,44 @@ def test_what_fits_nowhere_is_left_on_disk() -> None:
 def test_tied_blocks_stay_together() -> None:
     places = accelerate_map(profile([4, 6, 6, 6, 2], NAMES, together=((0, 4),)), [100, 100])
     assert places[0] == places[4]
+
+
+class Layer(nn.Module):
+    """Its weights fill whole pieces of 512 bytes, so that a row says of them what the tensors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(128, 256), nn.Linear(256, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(500, 128)
+        self.layers = nn.ModuleList(Layer() for _ in range(6))
+        self.head = nn.Linear(128, 500, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("budgets", [[2**23] * 2, [2**23] * 3, [2**20] * 3, [600 * KIB] * 3])
+def test_rows_are_placed_as_the_model_itself_is(budgets: list[int]) -> None:
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    model = Net()
+    made = autobalance.profile(model, torch.zeros(2, 4, dtype=torch.int64), target="simulated")
+    limits = get_balanced_memory(model, max_memory=dict(enumerate(budgets)), no_split_module_classes=["Layer"])
+    found = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=["Layer"], clean_result=False)
+    theirs = dict(found)
+    for name, place in zip(made.names, accelerate_map(made, budgets), strict=True):
+        around = name if name in theirs else name.rpartition(".")[0]
+        assert theirs[around] == place, name
