@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from autobalance.partitioning.relaxation import relaxed
 from autobalance.partitioning.saving_options import Option, options_of
+from autobalance.partitioning.saving_program import has_solver, solve_program
 from autobalance.partitioning.saving_ways import ROUNDING, OneWay, Ways
 from autobalance.partitioning.savings import KEEP, SavingCosts, stage_peak
 
@@ -78,7 +79,8 @@ def least_seconds(
 ) -> Choice | None:
     """The fastest way for a stage to fit.
 
-    Copies to and from the host run beside the computation: the stage takes the longer of the two.
+    Copies to and from the host run beside the computation: the stage takes the longer of the two. Of long stages that
+    may offload, the way is proved the fastest only where SciPy is installed; else `bound` says how far off it may be.
 
     Example:
         >>> least_seconds(costs, 0, 12, in_flight=4, capacity=80 * 2**30, seconds=0.3)
@@ -129,7 +131,7 @@ def _choice(
     carried = 2 * int(moved[offloaded].sum()) + int(costs.carried[weights].sum())
     pinned = in_flight * int(costs.pinned_saved[here][offloaded].sum()) + int(costs.pinned_weights[weights].sum())
     again = float(costs.forward_time[here][words == "recompute"].sum())
-    needed = max(seconds + again, carried / host_link)
+    needed = float(max(seconds + again, carried / host_link))
     return Choice(
         seconds=needed,
         saving=saving,
@@ -161,6 +163,8 @@ class _Search:
         self._seconds = seconds
         self._pinned = pinned
         self._relaxation = relaxed(options, in_flight, room, seconds)
+        self._least = self._relaxation.bound
+        self._copies = any(option.copying for each in options for option in each)
         self._is_cut = False
 
     def solve(self) -> tuple[list[Option], float] | None:
@@ -168,21 +172,44 @@ class _Search:
         best = self._greedy() or self._descend(self._options, np.inf, _WIDTHS[-1])
         if best is None:
             return None
-        least, is_short = self._relaxation.bound, len(self._options) <= _SHORT
+        is_short = len(self._options) <= _SHORT
+        close = ROUNDING if is_short else _MILLIONTH
         for width in _WIDTHS if is_short else _WIDTHS[:-1]:
-            most = self._time(best)
-            if most <= least * (1 + (ROUNDING if is_short else _MILLIONTH)):
+            if self._time(best) <= self._least * (1 + close):
                 break
-            # The fewer ways are of interest, the sooner they are through; few stages are far above their bound.
-            for share in (*_SHARES, 1.0):
-                target = least + share * (most - least) if share < 1 else most * (1 - ROUNDING)
-                found = self._descend(self._relaxation.worth(self._options, target), target, width)
-                best = found or best
-                if not self._is_cut and (found or share == 1):
-                    return best, self._time(best)
-                if found:
-                    break
-        return best, least
+            best, is_best = self._narrow(best, width)
+            if is_best:
+                return best, self._time(best)
+            if not is_short and has_solver() and self._copies:
+                return self._by_program(best)
+        return best, self._least
+
+    def _narrow(self, best: list[Option], width: int) -> tuple[list[Option], bool]:
+        """A way at least as fast, following so many ways at most, and whether none is faster."""
+        most = self._time(best)
+        # The fewer ways are of interest, the sooner they are through; few stages are far above their bound.
+        for share in (*_SHARES, 1.0):
+            target = self._least + share * (most - self._least) if share < 1 else most * (1 - ROUNDING)
+            found = self._descend(self._relaxation.worth(self._options, target), target, width)
+            best = found or best
+            if not self._is_cut and (found or share == 1):
+                return best, True
+            if found:
+                break
+        return best, False
+
+    def _by_program(self, best: list[Option]) -> tuple[list[Option], float]:
+        """The same by a solver, whose solutions may seem to fit by a rounding: such a one is not taken."""
+        for tight in (False, True):
+            found, bound = solve_program(
+                self._options, self._in_flight, self._room, self._seconds, self._pinned, tight=tight
+            )
+            if not tight:
+                self._least = max(self._least, bound)
+            if found is None or not self._fits(OneWay(found, self._in_flight)):
+                continue
+            return (found if self._time(found) < self._time(best) else best), self._least
+        return best, self._least
 
     def _time(self, chosen: Sequence[Option]) -> float:
         again = sum(option.seconds for option in chosen)
