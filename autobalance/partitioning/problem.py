@@ -108,9 +108,7 @@ class Problem(StageCosts):
         """
         like = self.devices[max(range(len(self.devices)), key=self.budgets.__getitem__)]
         excess = (*self.excess, *[max(self.excess)] * (count - len(self.excess)))
-        return replace(
-            self, devices=(like,) * count, budgets=(budget,) * count, excess=excess, known={}, savers={}, _arrivals={}
-        )
+        return replace(self, devices=(like,) * count, budgets=(budget,) * count, excess=excess, known={}, savers={})
 
     def solve(self, policy: Policy, *, hard: bool = True, memory: bool = True) -> Solution | None:
         """The best partition under a policy.

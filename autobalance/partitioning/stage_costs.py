@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobalance.devices.device import Device
-from autobalance.devices.links import link_between
+from autobalance.partitioning.arrivals import Arrivals
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind, kinds_for
 from autobalance.partitioning.reach import Growth, growth_of
@@ -21,7 +21,7 @@ from autobalance.partitioning.stage_memory import StageMemory
 from autobalance.partitioning.stage_peaks import Matrix, Reach
 from autobalance.partitioning.tables import InFlight, Tables, in_flight_of
 from autobalance.partitioning.times import device_seconds, launch_seconds
-from autobalance.partitioning.transfers import Crossing, received
+from autobalance.partitioning.transfers import Crossing
 from autobalance.partitioning.work_table import Seconds
 from autobalance.profiling.profile import Profile
 
@@ -61,7 +61,6 @@ class StageCosts:
     savers: dict[Kind, Saver] = field(default_factory=dict, repr=False)
     last_memory: StageMemory | None = field(default=None, repr=False)
     _memories: dict[Reach | None, StageMemory] = field(default_factory=dict, repr=False)
-    _arrivals: dict[frozenset[int], Matrix] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.excess = self.excess or (0,) * len(self.devices)
@@ -136,7 +135,7 @@ class StageCosts:
             hard: False lets devices go over their budgets.
             memory: False leaves out what stages hold.
         """
-        units, links = self.chain.units, self._links(kinds)
+        units = self.chain.units
         self.last_memory = self._memory(reach) if memory else self.last_memory
         saves = self.allowed is not None and memory and hard
         made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds]) if saves else Tables
@@ -145,12 +144,8 @@ class StageCosts:
             self.chain,
             self._memory(reach) if memory else None,
             seconds=[self._unit_seconds(kind) for kind in kinds],
-            beside=[
-                self._seconds_beside(kind) + float(self._received(kind.items)[0, 0]) / links[-1, at]
-                for at, kind in enumerate(kinds)
-            ],
-            received=[self._received(kind.items) for kind in kinds],
-            links=links,
+            beside=[self._seconds_beside(kind) for kind in kinds],
+            arriving=self._arrivals.tables(kinds, len(units) if reach is None else reach.width),
             in_flight=self.in_flight,
             width=len(units) if reach is None else reach.width,
             reach=reach,
@@ -193,6 +188,10 @@ class StageCosts:
         return self._memories[reach]
 
     @cached_property
+    def _arrivals(self) -> Arrivals:
+        return Arrivals(self.chain, self.devices, self.crossings, self.profile.training)
+
+    @cached_property
     def _forward_seconds(self) -> list[Seconds]:
         return [forward for forward, _ in self._both_seconds]
 
@@ -208,41 +207,3 @@ class StageCosts:
         column = self.block_seconds[kind.devices[0]]
         items = (self.chain.items[item] for item in kind.items)
         return float(sum(column[owner] for item in items for owner in item.owners if owner >= 0))
-
-    def _received(self, here: frozenset[int]) -> Matrix:
-        if here not in self._arrivals:
-            beside = [owner for item in here for owner in self.chain.items[item].owners]
-            self._arrivals[here] = received(self.crossings, self.chain.units, self.profile.training, beside)
-        return self._arrivals[here]
-
-    def _links(self, kinds: Sequence[Kind]) -> Seconds:
-        """Bytes per second into each kind, by the kind before; a single row where that makes no difference."""
-        devices = self.devices
-        links = np.full((len(kinds) + 1, len(kinds)), np.inf)
-        for to, kind in enumerate(kinds):
-            for before, other in enumerate(kinds):
-                pairs = [(i, j) for i in other.devices for j in kind.devices if i != j]
-                if pairs:
-                    i, j = pairs[0]
-                    links[before, to] = link_between(devices[i], devices[j])
-            # Tensors of the batch come from the root, which is somewhere else.
-            links[-1, to] = links[:-1, to].min()
-        finite = np.isfinite(links)
-        if not finite.any():
-            return np.full((1, len(kinds)), np.inf)
-        if not self._passes_on_alone:
-            # Which device a tensor comes from is not known to a stage: no link is faster than the fastest.
-            return np.where(finite, links, 0.0).max(axis=0)[None]
-        if (links[finite] == links[finite][0]).all():
-            return np.full((1, len(kinds)), links[finite][0])
-        return links
-
-    @cached_property
-    def _passes_on_alone(self) -> bool:
-        """Whether every tensor goes from a unit to the next one and no further."""
-        place = {owner: unit for unit, owners in enumerate(self.chain.units) for owner in owners}
-        return all(
-            place.get(target) in (place.get(crossing.source), place.get(crossing.source, -1) + 1)
-            for crossing in self.crossings
-            for target in crossing.targets
-        )
