@@ -24,7 +24,7 @@ SOURCE_HELP = (
     "a model or (model, batch); or hf:DIRECTORY_OR_NAME of a transformers model, of which only the config is read"
 )
 # The weights' own type, in words of the Trainer.
-_PRECISIONS = {"bf16": "bf16-true", "bfloat16": "bf16-true", "fp16": "16-true", "float16": "16-true"}
+_PRECISIONS = {"torch.bfloat16": "bf16-true", "torch.float16": "16-true"}
 
 
 @dataclass
@@ -124,8 +124,10 @@ def load_source(options: argparse.Namespace, *, on_meta: bool) -> Source:
         ImportError, TypeError: as the source has it.
     """
     notes: list[str] = []
+    own_precision = "32-true"
     if options.source.startswith(PREFIX):
         model, batch = _from_hugging_face(options)
+        own_precision = _PRECISIONS.get(str(next(model.parameters()).dtype), "32-true")
     else:
         for name in ("dtype", "sequence"):
             if getattr(options, name) is not None:
@@ -138,7 +140,7 @@ def load_source(options: argparse.Namespace, *, on_meta: bool) -> Source:
         batch,
         _training_step if is_lightning and not options.inference else None,
         _optimizer(options, model if is_lightning else None),
-        options.precision or _PRECISIONS.get(options.dtype or "", "32-true"),
+        options.precision or own_precision,
         notes,
     )
 
@@ -165,9 +167,12 @@ def _refuse_for_file(options: argparse.Namespace) -> None:
 def _from_hugging_face(options: argparse.Namespace) -> tuple[nn.Module, Any]:
     words = options.batch or "1"
     samples = int(words) if words.isdecimal() else 1
+    dtype = options.dtype
+    if dtype is None and (options.precision or "").endswith(("-mixed", "32-true")):
+        dtype = "fp32"  # which is what these precisions are about
     model, batch = load_hugging_face(
         options.source,
-        dtype=options.dtype,
+        dtype=dtype,
         batch=samples,
         sequence=options.sequence,
         training=not options.inference,

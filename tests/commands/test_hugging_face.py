@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from autobalance import Plan  # noqa: E402
 from autobalance.commands.hugging_face import load_hugging_face  # noqa: E402
+from autobalance.commands.sources import add_model_options, load_source  # noqa: E402
 
 Run = Callable[..., str]
 SIZES = {
@@ -108,6 +110,26 @@ def test_a_plan_is_made_from_a_config_alone(tmp_path: Path, run: Run) -> None:
     assert plan.fingerprint.endswith(
         "batch=input_ids=int64[2,16], labels=int64[2,16]; step=training; optimizer=AdamW; precision=bf16-true"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "precision", "dtype"),
+    [
+        ([], "bf16-true", torch.bfloat16),
+        (["--dtype", "fp32"], "32-true", torch.float32),
+        (["--precision", "bf16-mixed"], "bf16-mixed", torch.float32),
+    ],
+)
+def test_weights_have_the_type_of_the_config_or_of_the_precision(
+    words: list[str], precision: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("source")
+    add_model_options(parser)
+    options = parser.parse_args([folder(tmp_path, {**CONFIGS["causal"], "dtype": "bfloat16"}), *words])
+    source = load_source(options, on_meta=True)
+    assert source.precision == precision
+    assert {parameter.dtype for parameter in source.model.parameters()} == {dtype}
 
 
 @pytest.mark.parametrize(

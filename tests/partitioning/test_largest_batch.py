@@ -6,7 +6,7 @@ import pytest
 
 import autobalance
 from autobalance import Profile
-from autobalance.partitioning.largest_batch import largest_batch, largest_batch_of, last_that_fits
+from autobalance.partitioning.largest_batch import largest_batch, last_that_fits
 
 
 def scalable(batch_size: int = 2) -> Profile:
@@ -60,8 +60,10 @@ def test_the_search_ends_at_the_last_number_that_fits(start: int, least: int) ->
 
 def test_a_plan_of_this_process_knows_its_largest_batch(tmp_path: Path) -> None:
     plan = autobalance.plan(scalable(), [50, 50], policy="balanced", micro_batches=1)
-    assert plan.profile is not None
-    assert largest_batch_of(plan) == 5
+    assert plan.max_batch() == 5
+    # The first device holds two of four parts at once: 20 + 2 x 6 c <= 50 for parts of c = 2 samples, not of 3.
+    parts = autobalance.plan(scalable(4), [50, 50], policy="balanced", micro_batches=4, schedule="1f1b")
+    assert parts.max_batch() == 8
     plan.save(tmp_path / "plan.json")
     with pytest.raises(ValueError, match=r"load that profile, and ask a plan made from it"):
-        largest_batch_of(autobalance.Plan.load(tmp_path / "plan.json"))
+        autobalance.Plan.load(tmp_path / "plan.json").max_batch()
