@@ -2,8 +2,8 @@
 
 What a block holds at rest, between its forward and its backward, are its storages that are born in the forward and die
 in the backward: of `roles_of` those with `Role.OWN`, once for each micro-batch in flight, and those with `Role.CAST`,
-once for all. Where backwards begin while forwards go on, gradients of weights' casts come on top, half the bytes of such
-weights: they wait for the end of a backward.
+once for all. Where backwards begin while forwards go on, gradients of weights' casts come on top, half the bytes of
+such weights: they wait for the end of a backward.
 
 - A storage that is born and dies within one forward and backward exists once for each micro-batch.
 - A gradient of a parameter is made by the first backward. Later ones make theirs, add it in place and drop it, where
