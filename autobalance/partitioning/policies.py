@@ -117,7 +117,7 @@ def balanced_low_0(tables: Tables, micro_batches: int = 1) -> Cut | None:
         return None
 
     def cost(kind: int, left: int) -> Costs:
-        uses = tables.use(kind, left)[None]
+        uses = tables.use_by_length(kind, left)[:, None]
         return uses if kind != first else np.where(uses <= least, 0.0, np.inf)
 
     sweep = Sweep(tables.counts, tables.units, cost, "max")
@@ -178,11 +178,14 @@ def _evenest(
     """Of the ways whose uses keep a limit, the one with the least sum of squared uses."""
     if not np.isfinite(largest):
         return None
+    limits_of_kinds = limits or {}
 
     def cost(kind: int, left: int) -> Costs:
-        uses = tables.use(kind, left)[None]
+        uses = tables.use_by_length(kind, left)
+        longest = np.flatnonzero((uses <= limits_of_kinds.get(kind, largest)).any(axis=1))
+        uses = uses[: int(longest[-1]) + 1 if len(longest) else 1, None]
         squares = uses**2 - tables.base(kind) ** 2
-        return np.where(uses <= (limits or {}).get(kind, largest), squares, np.inf)
+        return np.where(uses <= limits_of_kinds.get(kind, largest), squares, np.inf)
 
     sweep = Sweep(tables.counts, tables.units, cost, "sum")
     return Cut((*key, sweep.value), sweep.path) if np.isfinite(sweep.value) else None
@@ -193,7 +196,7 @@ def _least_on(tables: Tables, first: int) -> float | None:
 
     def rest(limit: float) -> Sweep:
         def cost(kind: int, left: int) -> Costs:
-            uses = tables.use(kind, left)[None]
+            uses = tables.use_by_length(kind, left)[:, None]
             return uses if kind != first else np.where(np.isfinite(uses) & (uses <= limit), 0.0, np.inf)
 
         return Sweep(tables.counts, tables.units, cost, "max")
@@ -212,7 +215,7 @@ def _least_on(tables: Tables, first: int) -> float | None:
 
 
 def _uses(tables: Tables) -> CostOf:
-    return lambda kind, left: tables.use(kind, left)[None]
+    return lambda kind, left: tables.use_by_length(kind, left)[:, None]
 
 
 def _bases_allowed(tables: Tables) -> bool:
@@ -236,8 +239,8 @@ def _least_use_of_short_stages(tables: Tables, micro_batches: int, limit: float)
     most = limit * (1 + PRECISION) / micro_batches
 
     def cost(kind: int, left: int) -> Costs:
-        time = tables.time(kind, left)
-        return np.where(time <= most, tables.use(kind, left)[None], np.inf)
+        time = tables.time_by_length(kind, left)
+        return np.where(time <= most, tables.use_by_length(kind, left)[:, None], np.inf)
 
     return max(Sweep(tables.counts, tables.units, cost, "max").value, _largest_base(tables))
 

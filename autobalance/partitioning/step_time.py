@@ -19,6 +19,7 @@ from autobalance.partitioning.tables import Table, Tables
 
 PRECISION = 1e-12
 """Share by which step times may differ that are the same: sums of floating point numbers depend on their order."""
+_FINITE = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Fastest:
         self._tables = tables
         self._more = micro_batches - 1
         self._most = most
-        self._allowed: dict[tuple[int, int], Costs] = {}
+        self._allowed: dict[tuple[int, int], tuple[Costs, Table]] = {}
 
     def search(self, enough: float = -np.inf, limit: float = np.inf) -> Timed | None:
         """The fastest way, or the first one found that takes no more than `enough`.
@@ -183,9 +184,12 @@ class Fastest:
         def cost(kind: int, left: int) -> Costs:
             key = kind, tables.in_flight(left)
             if key not in limited:
-                allowed = self._cost(kind, left)
+                allowed, least = self._allowed_within(kind, left)
+                lengths = np.flatnonzero(least <= limit)
+                seconds = allowed[: int(lengths[-1]) + 1 if len(lengths) else 1]
                 # What lies beside the chain takes its time wherever it is.
-                limited[key] = trimmed(np.where(allowed <= limit, allowed - tables.beside[kind], np.inf))
+                beside = tables.beside[kind]
+                limited[key] = np.where(seconds <= limit, seconds - beside if beside else seconds, np.inf)
             return limited[key]
 
         sweep = Sweep(tables.counts, tables.units, cost, "sum")
@@ -203,21 +207,17 @@ class Fastest:
             before = kind
 
     def _cost(self, kind: int, left: int) -> Costs:
-        """Seconds of the stages whose use is allowed."""
+        """Seconds of the stages whose use is allowed, by their length."""
+        return self._allowed_within(kind, left)[0]
+
+    def _allowed_within(self, kind: int, left: int) -> tuple[Costs, Table]:
+        """Seconds of the stages whose use is allowed, by their length, and the least of each length."""
         key = kind, self._tables.in_flight(left)
         if key not in self._allowed:
-            uses = self._tables.use(kind, left)
-            allowed = np.isfinite(uses) & (uses <= self._most)
-            self._allowed[key] = np.where(allowed[None], self._tables.time(kind, left), np.inf)
+            uses, times = self._tables.use_by_length(kind, left), self._tables.time_by_length(kind, left)
+            allowed = uses <= min(self._most, _FINITE)
+            lengths = np.flatnonzero(allowed.any(axis=1))
+            longest = int(lengths[-1]) + 1 if len(lengths) else 1
+            seconds = np.where(allowed[:longest, None], times[:longest], np.inf)
+            self._allowed[key] = seconds, seconds.min(axis=(1, 2))
         return self._allowed[key]
-
-
-def trimmed(cost: Costs) -> Costs:
-    """A table without the lengths at its end that no stage may have.
-
-    Example:
-        >>> trimmed(np.array([[[1.0, np.inf]]])).shape
-        (1, 1, 1)
-    """
-    lengths = np.flatnonzero(np.isfinite(cost).any(axis=(0, 1)))
-    return cost[..., : int(lengths[-1]) + 1 if len(lengths) else 1]

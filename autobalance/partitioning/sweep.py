@@ -21,9 +21,10 @@ Path = tuple[tuple[int, int, int], ...]
 """Stages in call order, as (kind, first unit, one past the last unit)."""
 
 CostOf = Callable[[int, int], Costs]
-"""From a kind and the number of stages from this one to the end to `[p, k, d]`: the cost of the stage `[k, k + d + 1)`.
+"""From a kind and the number of stages from this one to the end to `[d, p, k]`: the cost of the stage `[k, k + d + 1)`.
 
-`p` is the kind of the stage before it, or there is a single `p` where that makes no difference.
+`p` is the kind of the stage before it, or there is a single `p` where that makes no difference. Lengths come first,
+since numpy takes the least over a first axis much faster than over a short last one.
 """
 
 MOST_STATES = 20_000
@@ -83,7 +84,7 @@ class Sweep:
     """The least cost of all ways to cut a chain, and the way that has it.
 
     Example:
-        >>> found = Sweep((4,), units=12, cost_of=lambda kind, left: uses[None], combine="max")
+        >>> found = Sweep((4,), units=12, cost_of=lambda kind, left: uses.T[:, None], combine="max")
         >>> found.value, found.path
 
     Args:
@@ -102,7 +103,6 @@ class Sweep:
         self._combine = np.maximum if combine == "max" else np.add
         self._states = _states(tuple(counts), min(sum(counts), units))
         self._values: list[Costs] = []
-        self._turned: dict[int, tuple[Costs, Costs]] = {}
         self._run()
         # A chain without units is cut before it begins.
         firsts = [level[:, -1, 0] for level in self._values[1 if units else 0 :]]
@@ -132,7 +132,7 @@ class Sweep:
 
     def _run(self) -> None:
         kinds = len(self._states.levels[1][0]) if len(self._states.levels) > 1 else 0
-        places = max((self._cost_of(kind, 1).shape[0] for kind in range(kinds)), default=1)
+        places = max((self._cost_of(kind, 1).shape[1] for kind in range(kinds)), default=1)
         done = np.full((1, places, self._units + 1), np.inf)
         done[:, :, self._units] = 0.0
         self._values.append(done)
@@ -141,17 +141,11 @@ class Sweep:
             for kind, moves in enumerate(self._states.moves[left]):
                 if not len(moves.to):
                     continue
-                cost = self._by_length(self._cost_of(kind, left))
+                cost = self._cost_of(kind, left)
                 after = self._values[-1][moves.came_from, kind if places > 1 else 0]
                 ways = self._combine(_windows(after, cost.shape[0])[:, :, None], cost[:, None]).min(axis=0)
                 now[moves.to, :, :-1] = np.minimum(now[moves.to, :, :-1], ways)
             self._values.append(now)
-
-    def _by_length(self, cost: Costs) -> Costs:
-        """`[d, p, k]`: numpy takes the least over a first axis much faster than over a short last one."""
-        if id(cost) not in self._turned:
-            self._turned[id(cost)] = cost, np.ascontiguousarray(np.moveaxis(cost, -1, 0))
-        return self._turned[id(cost)][1]
 
     def _step(self, left: int, state: int, before: int, unit: int) -> tuple[int, int, int]:
         places = self._values[0].shape[1]
@@ -159,7 +153,7 @@ class Sweep:
         best: tuple[int, int, int] | None = None
         for kind, moves in enumerate(self._states.moves[left]):
             for came_from in moves.came_from[moves.to == state].tolist():
-                cost = self._cost_of(kind, left)[before if places > 1 else 0, unit]
+                cost = self._cost_of(kind, left)[:, before if places > 1 else 0, unit]
                 after = self._values[left - 1][came_from, kind if places > 1 else 0, unit + 1 :]
                 length = min(len(cost), len(after))
                 stops = np.flatnonzero(self._combine(after[:length], cost[:length]) == wanted)

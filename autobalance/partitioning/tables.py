@@ -75,6 +75,7 @@ class Tables:
     limit: float | None = None
     hard: bool = True
     known: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
+    _by_length: dict[int, tuple[Table, Table]] = field(default_factory=dict, repr=False)
     _uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
     _times: dict[int, Table] = field(default_factory=dict, repr=False)
 
@@ -108,6 +109,20 @@ class Tables:
             left: stages from this one to the end.
         """
         return self.plain_time(kind)
+
+    def use_by_length(self, kind: int, left: int) -> Table:
+        """`[d, k]`: the uses, by the length of the stage."""
+        return self._turned(self.use(kind, left))
+
+    def time_by_length(self, kind: int, left: int) -> Table:
+        """`[d, before, k]`: the seconds, by the length of the stage."""
+        return self._turned(self.time(kind, left))
+
+    def _turned(self, table: Table) -> Table:
+        """A table with its last axis first; the tables given are kept, so that one is known by where it lies."""
+        if id(table) not in self._by_length:
+            self._by_length[id(table)] = table, np.ascontiguousarray(np.moveaxis(table, -1, 0))
+        return self._by_length[id(table)][1]
 
     def plain_time(self, kind: int) -> Table:
         """The same where all blocks keep what they save, which does not depend on what is in flight."""
