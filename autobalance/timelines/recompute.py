@@ -4,6 +4,9 @@ Recomputed blocks do as `torch.utils.checkpoint` without reentry (`torch/utils/c
 what the block was given, and what others use of what it made; when its backward first needs a saved tensor, the forward
 runs again up to the last tensor that is saved, and what it was given stays until the backward is through. Offloaded
 blocks do as `torch.autograd.graph.save_on_cpu`, but bring everything back at once, before the backward.
+
+A checkpoint holds the very list or dictionary that a block was given, with what other blocks have put there by then;
+that is not told here.
 """
 
 from __future__ import annotations
