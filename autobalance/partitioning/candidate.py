@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autobalance.partitioning.allocator_check import needs_of
 from autobalance.partitioning.chain import Chain, build_chain
 from autobalance.partitioning.folded import folded_chain
 from autobalance.partitioning.judge import Judged, judge
@@ -102,7 +103,7 @@ def _is_faster(found: Candidate, best: Candidate) -> bool:
 
 def _looped(problem: Problem, policy: str, plain: Candidate | None) -> Candidate | None:
     found = best_loop(problem, policy, None if plain is None else plain.solution)
-    if found is None:
+    if found is None or _needs(problem, found.solution, found.judged) != list(found.judged.peaks):
         return None
     return Candidate(problem, found.solution, found.judged, found.key, proved=False, least=None, is_loop=True)
 
@@ -158,8 +159,9 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
             saving=solution.saving,
             streamed=solution.streamed,
         )
-        more = [true - told for true, told in zip(judged.peaks, problem.told(solution), strict=True)]
-        if _fits(judged.peaks, question):
+        needs = _needs(problem, solution, judged)
+        more = [need - told for need, told in zip(needs, problem.told(solution), strict=True)]
+        if _fits(needs, question):
             key = _true_key(question.policy, question, solution, judged, problem.limit)
             proved = solution.proved and _is_no_more(key, bound)
             if best is None or key < best.key:
@@ -169,6 +171,13 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
         if max(more) <= 0 or not problem.learn(solution, more):
             break
     return best
+
+
+def _needs(problem: Problem, solution: Solution, judged: Judged) -> list[int]:
+    """What devices need, of which the problem remembers those whose allocator would run out."""
+    needs = needs_of(problem, solution, judged)
+    problem.ran_out.update(index for index, need in enumerate(needs) if need > judged.peaks[index])
+    return needs
 
 
 def _fits(peaks: Sequence[int], question: Question) -> bool:

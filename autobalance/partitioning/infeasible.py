@@ -8,7 +8,9 @@ import numpy as np
 
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
+from autobalance.partitioning.allocator_check import needs_of
 from autobalance.partitioning.judge import judge
+from autobalance.partitioning.left_out import EXPANDABLE
 from autobalance.partitioning.policies import balanced
 from autobalance.partitioning.problem import Problem
 from autobalance.units import format_size
@@ -40,10 +42,13 @@ def infeasible(problem: Problem, remedies: Iterable[str] = ()) -> InfeasiblePlan
         schedule=problem.schedule,
         micro_batches=problem.micro_batches,
     )
-    need = tuple(peak + (extra if peak else 0) for peak, extra in zip(judged.peaks, problem.excess, strict=True))
+    needs = needs_of(problem, best, judged)
+    need = tuple(peak + (extra if peak else 0) for peak, extra in zip(needs, problem.excess, strict=True))
     name, size = _largest(problem)
     found = (
-        "no plan was found that fits the devices; groups that must share a device are too many to try all places."
+        "no plan was found that CUDA's caching allocators can serve: free memory lies in pieces that are too small."
+        if problem.ran_out
+        else "no plan was found that fits the devices; groups that must share a device are too many to try all places."
         if not problem.is_exact
         else "no plan was found that fits the devices; where gradients of one tensor meet, only some plans were tried."
         if problem.known
@@ -91,6 +96,8 @@ def _advice(problem: Problem, need: Sequence[int], name: str, size: int) -> Iter
     trained = sum(block.gradients + block.optimizer for block in blocks)
     budget, most = sum(problem.budgets), max(problem.budgets)
     size += max(problem.excess)
+    if problem.ran_out:
+        yield f"{EXPANDABLE} in the environment, which joins free memory"
     if saved and static <= budget:
         share = saved / max(1, static + saved)
         yield (
@@ -101,7 +108,7 @@ def _advice(problem: Problem, need: Sequence[int], name: str, size: int) -> Iter
             f"splitting {name!r} into several blocks: by itself it needs {format_size(size)}, and no device may use "
             f"more than {format_size(most)}, so that more devices alone do not help"
         )
-    else:
+    elif not problem.ran_out:  # else more devices or larger ones may not do where their bytes are enough
         present = len(problem.budgets)
         count = devices_needed(problem, most - max(problem.excess))
         if count is not None and count <= present:

@@ -67,9 +67,11 @@ class Problem(StageCosts):
 
     Attributes:
         known: stages that a replay found larger, and by how many bytes.
+        ran_out: devices whose caching allocator would have run out under a plan whose tensors fit.
     """
 
     known: dict[Known, int] = field(default_factory=dict)
+    ran_out: set[int] = field(default_factory=set)
 
     def told(self, solution: Solution) -> list[int]:
         """Bytes per device that the tables say of a solution.
@@ -108,7 +110,15 @@ class Problem(StageCosts):
         """
         like = self.devices[max(range(len(self.devices)), key=self.budgets.__getitem__)]
         excess = (*self.excess, *[max(self.excess)] * (count - len(self.excess)))
-        return replace(self, devices=(like,) * count, budgets=(budget,) * count, excess=excess, known={}, savers={})
+        return replace(
+            self,
+            devices=(like,) * count,
+            budgets=(budget,) * count,
+            excess=excess,
+            known={},
+            ran_out=set(),
+            savers={},
+        )
 
     def solve(self, policy: Policy, *, hard: bool = True, memory: bool = True) -> Solution | None:
         """The best partition under a policy.

@@ -12,6 +12,7 @@ from autobalance.partitioning.budgets import budgets_of, host_budget, without_ho
 from autobalance.partitioning.candidate import Candidate, best_candidate
 from autobalance.partitioning.chain import resolve_pins
 from autobalance.partitioning.infeasible import infeasible
+from autobalance.partitioning.left_out import note_on_empty_devices, note_on_pieces
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.policies import NEARLY, balanced, policy_name
 from autobalance.partitioning.problem import Problem
@@ -81,7 +82,7 @@ def plan(
         ruled out by proof.
 
     Raises:
-        InfeasiblePlanError: budgets leave no way.
+        InfeasiblePlanError: budgets leave no way, or the caching allocators of real devices run out.
         ValueError: an argument that does not exist, or a pin that cannot be honoured.
         TypeError: an argument of another type, such as a model in place of its profile.
     """
@@ -145,6 +146,11 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
         bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())
     advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)
     uses = [peak / max(1, budget) for peak, budget in zip(judged.peaks, question.budgets, strict=True)]
+    notes = (
+        *question.profile.notes,
+        *(note_on_empty_devices(solution.assignment, solution.root, len(question.devices)) if is_timed else ()),
+        *note_on_pieces(problem),
+    )
     return Plan(
         assignment=solution.assignment,
         blocks=problem.profile.blocks,
@@ -166,7 +172,7 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
         micro_batches=problem.micro_batches,
         schedule=problem.schedule,
         batch=question.profile.batch,
-        notes=question.profile.notes,
+        notes=notes,
         fingerprint=question.profile.fingerprint,
         profile=question.profile,
         question=question.arguments,

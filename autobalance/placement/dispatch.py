@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
 from autobalance.partitioning.agreement import refuse_other_devices, refuse_other_weights
+from autobalance.partitioning.executable import refuse_to_run
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.agreement import memory_of, weights_held
 from autobalance.placement.hooks import Remove, replace_method, run_method
@@ -39,8 +40,10 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
         `model`. Its inputs are moved in, its output is where the last block left it. It can be copied and pickled.
 
     Raises:
-        ValueError: if the plan is for other blocks, weights or devices than there are; nothing has moved then.
+        ValueError: if the plan is for other blocks, weights or devices than there are, or runs in a way that is
+            planned but cannot be run yet; nothing has moved then.
     """
+    refuse_to_run(plan)
     targets = _torch_devices(plan, devices)
     blocks = find_blocks(model).ordered(plan.block_names)
     refuse_other_weights(plan, weights_held(model, blocks, plan))

@@ -22,6 +22,9 @@ from autobalance.units import parse_size
 
 __all__ = ["BlockCost", "Profile"]
 
+BY_HAND = "by hand"
+"""Target of a profile whose costs were given, not traced."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -265,7 +268,7 @@ class Profile:
             timeline,
             together=tuple(tuple(group) for group in together),
             batch="as given",
-            target="by hand",
+            target=BY_HAND,
             # Bytes of a part of the batch are proportional, not rounded up.
             granule=1 if batch_size else 512,
             batch_size=batch_size,

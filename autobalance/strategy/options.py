@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from autobalance.partitioning.question import EXECUTABLE
+from autobalance.schedules.launches import SCHEDULES
+
 
 @dataclass(frozen=True)
 class Options:
@@ -29,11 +32,12 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("policy", self.policy, _POLICIES)
-        _one_of("micro_batches", self.micro_batches, ("auto", 1))
-        _one_of("schedule", self.schedule, ("auto", "naive"))
+        is_split = type(self.micro_batches) is int and self.micro_batches > 1
+        _one_of("micro_batches", self.micro_batches, ("auto", 1), is_planned=is_split)
+        _one_of("schedule", self.schedule, ("auto", *EXECUTABLE), is_planned=self.schedule in SCHEDULES)
         _one_of("batch_norm", self.batch_norm, ("fallback",))
-        _one_of("recompute", self.recompute, ("auto", False))
-        _one_of("offload", self.offload, (False,))
+        _one_of("recompute", self.recompute, ("auto", False), is_planned=self.recompute is True)
+        _one_of("offload", self.offload, (False,), is_planned=self.offload is True)
         _one_of("retry_on_oom", self.retry_on_oom, (True, False))
         _one_of("rebalance", self.rebalance, (False,))
         _ = self.batches_to_scan
@@ -55,7 +59,8 @@ class Options:
 _POLICIES = ("auto", "balanced", "balanced_low_0", "minimize_first_gpu_memory", "sequential")
 
 
-def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+def _one_of(name: str, value: object, known: tuple[object, ...], *, is_planned: bool = False) -> None:
     # By type too: 1 == True, but `micro_batches=True` is a mistake.
     if not any(type(value) is type(choice) and value == choice for choice in known):
-        raise ValueError(f"`{name}={value!r}` does not exist. Choose from: {', '.join(map(repr, known))}.")
+        wrong = "can be planned, but not be run yet" if is_planned else "does not exist"
+        raise ValueError(f"`{name}={value!r}` {wrong}. Choose from: {', '.join(map(repr, known))}.")

@@ -192,6 +192,11 @@ def test_a_dispatched_model_leaves_nothing_behind_when_it_goes() -> None:
         (PLAN, ["simulated:0"], r"`devices` is \['simulated:0'\], but the plan is for 4 devices"),
         (PLAN, "simulated:0", "give a list of one torch device for each"),
         (PLAN, ["cpu", "cpu", "cpu", "simulated:0"], "mixes cpu and simulated"),
+        (
+            make_plan(["a", "b", "norm+c"], [0, 1, 3], 3, schedule="1f1b", micro_batches=8),
+            None,
+            r"this plan runs 1f1b with 8 micro-batches, which is planned but cannot be run yet",
+        ),
         (PLAN, ["simulated:9"] * 4, r"names 'simulated:9', but there are 4 simulated device"),
     ],
 )
