@@ -243,7 +243,7 @@ class Problem(StageCosts):
             tables = self.tables(kinds, None, self._found_larger(kinds), hard=hard, memory=memory)
             return kinds, self._chosen(policy, tables)
         widest = float(max(kind.budget for kind in kinds)) if memory else np.inf
-        limits = first_limits(policy, growth, len(self.devices), widest, self.micro_batches)
+        limits = first_limits(policy, growth, self.budgets, self.micro_batches, self.in_flight, memory=memory)
         # What `auto` compares with the least step time is only worth looking for once that is known.
         first = fastest if policy is auto else policy
         while True:

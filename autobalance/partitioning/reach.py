@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.policies import NEARLY, Cut, Policy, auto, balanced, fastest
 from autobalance.partitioning.stage_peaks import Reach
+from autobalance.partitioning.tables import InFlight
 from autobalance.profiling.timeline import HOST, Timeline
 
 # Chains up to this length are searched whole: there is not enough to spare.
 _SHORT = 128
+_HALVINGS = 10
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,28 @@ class Growth:
                 last = np.minimum(last, np.searchsorted(sums, sums[:-1] + most * (1 + 1e-9), side="right") - 1)
         return Reach.of(np.maximum(last, np.arange(units) + 1).tolist())
 
+    def even_use(self, budgets: Sequence[int], in_flight: InFlight) -> float:
+        """About the smallest largest use, where devices are filled from the end of the chain in their order.
+
+        Example:
+            >>> growth.even_use([80 * 2**30] * 8, in_flight=lambda left: min(32, left))
+
+        Args:
+            budgets: bytes per device.
+            in_flight: micro-batches, by the number of stages to the end.
+        """
+        static = np.concatenate([[0], np.cumsum(self.held[0])])
+        kept = np.concatenate([[0], np.cumsum(self.held.max(axis=0) - self.held[0])])
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            stop = len(self.seconds)
+            for left, budget in enumerate(reversed(budgets), start=1):
+                held = static + in_flight(left) * kept
+                stop = int(np.searchsorted(held[: stop + 1], held[stop] - middle * budget))
+            low, high = (middle, high) if stop else (low, middle)
+        return high
+
 
 def growth_of(
     timeline: Timeline,
@@ -96,27 +120,28 @@ def growth_of(
 Limits = tuple[float, float]
 """Of the bytes that a stage holds at the least, and of the seconds that it takes."""
 # How far above the least possible the first guess lies.
-_GUESS = 1.1
+_GUESS = 1.05
 _WIDER = 1.5
 
 
-def first_limits(policy: Policy, growth: Growth, devices: int, budget: float, micro_batches: int) -> Limits:
+def first_limits(
+    policy: Policy, growth: Growth, budgets: Sequence[int], micro_batches: int, in_flight: InFlight, *, memory: bool
+) -> Limits:
     """A guess of what no stage of a good plan exceeds.
 
     Args:
         policy: that is searched.
         growth: of the chain.
-        devices: how many there are.
-        budget: the largest of them.
+        budgets: of the devices.
         micro_batches: parts of the batch.
+        in_flight: of these, by the number of stages to the end.
+        memory: whether budgets matter.
     """
-    if policy is balanced:
-        least = (
-            max(max(column.sum() / devices, column.max(initial=0)) for column in growth.held) if len(growth.held) else 0
-        )
-        return min(budget, _GUESS * least), np.inf
+    budget = float(max(budgets)) if memory else np.inf
+    if policy is balanced and memory and len(growth.held):
+        return min(1.0, _GUESS * growth.even_use(budgets, in_flight)) * budget, np.inf
     if policy in (auto, fastest) and micro_batches > 1:
-        least = max(growth.seconds.sum() / devices, growth.seconds.max())
+        least = max(growth.seconds.sum() / len(budgets), growth.seconds.max())
         return budget, _GUESS * least
     return budget, np.inf
 

@@ -89,9 +89,7 @@ class StageCosts:
         Example:
             >>> problem.unit_peaks().argmax()
         """
-        count = len(self.chain.units)
-        alone = None if None in self._memories else Reach.of(range(1, count + 1))
-        return self._memory(alone).peaks(frozenset()).diagonal(1)
+        return self._any_memory.peaks(frozenset()).diagonal(1)
 
     def item_peak(self, item: int) -> int:
         """Peak of a device that holds nothing but one item.
@@ -99,8 +97,7 @@ class StageCosts:
         Example:
             >>> problem.item_peak(0)
         """
-        alone = None if None in self._memories else Reach.of(range(1, len(self.chain.units) + 1))
-        return int(self._memory(alone).peaks(frozenset({item}))[0, 0])
+        return int(self._any_memory.peaks(frozenset({item}))[0, 0])
 
     @cached_property
     def in_flight(self) -> InFlight:
@@ -174,6 +171,11 @@ class StageCosts:
                 self.allowed.host_memory if self.allowed.offload else None,
             )
         return self.savers[kind]
+
+    @property
+    def _any_memory(self) -> StageMemory:
+        """What knows of units by themselves, which are within any reach."""
+        return self.last_memory or self._memory(Reach.of(range(1, len(self.chain.units) + 1)))
 
     def _memory(self, reach: Reach | None) -> StageMemory:
         if reach not in self._memories:
