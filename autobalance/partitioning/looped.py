@@ -24,9 +24,12 @@ from autobalance.partitioning.problem import Problem, Solution
 from autobalance.partitioning.rounds import Costs, Cuts, Rounds, Ways
 from autobalance.partitioning.step_time import PRECISION
 
-# Steps of one search, and searches after each of which the replay corrects the estimate.
-_STEPS = 200
+# Ways of one step of a search, and launches that are timed in one search.
+_MOST_NEIGHBOURS = 512
+_MOST_LAUNCHES = 10**8
+# Searches after each of which the replay corrects the estimate.
 _CORRECTIONS = 6
+_ENOUGH = 2  # that fit
 # Further rounds in a row that gain nothing, after which no more are tried: stages of whole blocks are not always even.
 _PATIENCE = 2
 
@@ -54,8 +57,8 @@ class Looped:
 def best_loop(problem: Problem, policy: str, like: Solution | None = None) -> Looped | None:
     """The best looped partition that is found.
 
-    Under the schedule `"looped"` a chain goes round as often as that gains something; under all schedules chains that
-    are independent go round once each.
+    Under the schedule `"looped"` a chain goes round as often as that gains something; chains that are independent go
+    round once each, under the naive schedule as well.
 
     Example:
         >>> best_loop(problem, "auto")
@@ -69,17 +72,19 @@ def best_loop(problem: Problem, policy: str, like: Solution | None = None) -> Lo
     Returns:
         None where there is nothing to loop over, or nothing that fits was found.
     """
+    parts = independent_parts(problem.profile.timeline, problem.crossings, problem.chain.units)
+    goes_round = problem.schedule == "looped"
+    if policy not in _KEYS or not (goes_round or (problem.schedule == "naive" and len(parts) > 1)):
+        return None
     like = like or problem.solve(balanced, hard=False)
     assert like is not None, "without budgets every chain can be cut"
     search = _Search(problem, policy, like)
     used = list(dict.fromkeys(device for device, _, _ in like.stages))
     others = [device for device in range(len(problem.devices)) if device not in used and problem.budgets[device] > 0]
-    orders = [used, [*used, *others]] if others and policy != "balanced_low_0" else [used]
-    parts = independent_parts(problem.profile.timeline, problem.crossings, problem.chain.units)
-    for order in orders if policy in _KEYS else ():
-        if len(parts) > 1:
+    for order in [used, [*used, *others]] if others and policy != "balanced_low_0" else [used]:
+        if len(order) > 1 and len(parts) > 1:
             search.go(order, parts, visits=1)
-        if len(order) > 1 and problem.schedule == "looped":
+        if len(order) > 1 and goes_round:
             search.go_round(order)
     return search.best
 
@@ -149,7 +154,7 @@ class _Search:
         """Search by estimate, replay what was found, and search again with what the replay knew better."""
         more = np.zeros(len(self._budgets))
         seen: set[Cuts] = set()
-        least = np.inf
+        least, fitting = np.inf, 0
         for _ in range(_CORRECTIONS if starts else 0):
             cuts = self._searched(rounds, starts, fixed, more)
             if cuts in seen:
@@ -158,7 +163,9 @@ class _Search:
             solution, judged = self._judged(rounds, cuts)
             if all(peak <= budget for peak, budget in zip(self._held(judged.peaks), self._budgets, strict=True)):
                 self._found.append(Looped(solution, judged))
-                least = min(least, solution.key[0])
+                least, fitting = min(least, solution.key[0]), fitting + 1
+            if fitting == _ENOUGH:
+                break
             more = np.array(judged.peaks) - rounds.peaks(np.array([cuts]))[0]
             starts = [cuts]
         return float(least)
@@ -172,10 +179,15 @@ class _Search:
         def evenest(ways: Ways) -> Costs:
             return self._costs(rounds, ways, more, limit)
 
-        cuts, (_, least, *_) = _descend(starts, fastest, rounds.units, fixed)
+        steps = max(1, _MOST_LAUNCHES // (_MOST_NEIGHBOURS * rounds.launches))
+
+        def neighbours(cuts: Cuts) -> Ways:
+            return _neighbours(cuts, rounds.units, fixed)
+
+        cuts, (_, least, *_) = _descend(starts, fastest, neighbours, steps)
         if self._policy == "auto":
             limit = self._limit(least)
-            cuts, _ = _descend([cuts], evenest, rounds.units, fixed)
+            cuts, _ = _descend([cuts], evenest, neighbours, steps)
         return cuts
 
     def _costs(self, rounds: Rounds, ways: Ways, more: Costs, limit: float | None = None) -> Costs:
@@ -225,20 +237,20 @@ def _joined(cuts: Sequence[Cuts | None], parts: Sequence[Part]) -> Cuts | None:
 
 
 def _descend(
-    starts: Sequence[Cuts], costs: Callable[[Ways], Costs], units: int, fixed: frozenset[int]
+    starts: Sequence[Cuts], costs: Callable[[Ways], Costs], neighbours: Callable[[Cuts], Ways], steps: int
 ) -> tuple[Cuts, Key]:
     """From the best of several ways on take the best neighbour, again and again, until none is better."""
     best: Cuts | None = None
     least: Key = (np.inf,)
     ways = np.array(starts, dtype=np.int64)
-    for _ in range(_STEPS):
+    for _ in range(1 + steps):
         keys = costs(ways)
         first = int(np.lexsort(keys.T[::-1])[0])
         price = tuple(keys[first].tolist())
         if best is not None and not _is_less(price, least):
             break
         best, least = tuple(ways[first].tolist()), price
-        ways = _neighbours(best, units, fixed)
+        ways = neighbours(best)
         if not len(ways):
             break
     assert best is not None, "there is a way to start from"
@@ -252,12 +264,18 @@ def _is_less(key: Key, other: Key) -> bool:
 
 
 def _neighbours(cuts: Cuts, units: int, fixed: frozenset[int]) -> Ways:
-    """Ways in which one stage has given a unit to another one, and those between them have moved by one."""
-    first, last = np.array([(i, j) for i in range(len(cuts)) for j in range(i, len(cuts))], dtype=np.int64).T
-    here = np.arange(len(cuts))
+    """Ways in which one stage has given a unit to another one, and those between them have moved by one.
+
+    Of many stages only those that are near one another give and take.
+    """
+    count = len(cuts)
+    farthest = max(1, _MOST_NEIGHBOURS // max(1, 2 * count))
+    pairs = [(i, j) for i in range(count) for j in range(i, min(count, i + farthest))]
+    first, last = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    here = np.arange(count)
     moved = (first[:, None] <= here) & (here <= last[:, None])
     moved = moved[~moved[:, sorted(fixed)].any(axis=1)]
-    ways: Ways = np.concatenate([np.array(cuts) - moved, np.array(cuts) + moved])
+    ways: Ways = np.concatenate([np.array(cuts, dtype=np.int64) - moved, np.array(cuts, dtype=np.int64) + moved])
     bounds = np.pad(ways, ((0, 0), (1, 1)))
     bounds[:, -1] = units
     return ways[(np.diff(bounds, axis=1) > 0).all(axis=1)]

@@ -6,7 +6,8 @@ times are exact but for tensors that skip stages. What is found is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,27 @@ class Rounds:
         before = [places[-1], *places[:-1]]  # the batch comes from the root, which is with the last block
         self._links = link_matrix(problem.devices)[before, self._where]
 
+    @cached_property
+    def _ticks(self) -> list[tuple[bool, NDArray[np.int64], NDArray[np.int64]]]:
+        """Stages and micro-batches of launches one after the other that do not wait for one another, if at all."""
+        found: list[tuple[bool, list[int], list[int]]] = []
+        devices, numbers = set[int](), set[int]()
+        for launch in self._order:
+            device, number = self.places[launch.stage], launch.micro_batch
+            if not found or found[-1][0] != launch.backward or device in devices or number in numbers:
+                found.append((launch.backward, [], []))
+                devices, numbers = set(), set()
+            found[-1][1].append(launch.stage)
+            found[-1][2].append(number)
+            devices.add(device)
+            numbers.add(number)
+        return [(is_backward, np.array(stages), np.array(copies)) for is_backward, stages, copies in found]
+
+    @property
+    def launches(self) -> int:
+        """Launches of a step."""
+        return len(self._order)
+
     def seconds(self, ways: Ways) -> Costs:
         """Seconds of a step for every way, by the clocks of the devices, as `schedules.clock.run_clock` has them."""
         starts, stops = self._bounds(ways)
@@ -72,17 +94,14 @@ class Rounds:
             np.ascontiguousarray((column[self._where, stops] - column[self._where, starts] + share).T)
             for column in (self._forward, self._backward)
         ]
-        never = np.zeros(len(ways))
-        free = dict.fromkeys(self.places, never)
-        done: dict[tuple[int, int], Costs] = {}  # by stage and micro-batch; a backward takes its forward's place
-        last = len(self.places) - 1
-        for launch in self._order:
-            stage, number, device = launch.stage, launch.micro_batch, self.places[launch.stage]
-            before = stage + 1 if launch.backward else stage - 1
-            needed = done[before, number] if 0 <= before <= last else never
-            free[device] = np.maximum(free[device], needed) + times[launch.backward][stage]
-            done[stage, number] = free[device]
-        seconds: Costs = np.maximum(self._floor, np.max(list(free.values()), axis=0))
+        free = np.zeros((len(self._on_device.T), len(ways)))
+        # What a launch needs is what its micro-batch did last.
+        done = np.zeros((1 + max(launch.micro_batch for launch in self._order), len(ways)))
+        for is_backward, stages, numbers in self._ticks:
+            devices = self._where[stages]
+            stop = np.maximum(free[devices], done[numbers]) + times[is_backward][stages]
+            free[devices] = done[numbers] = stop
+        seconds: Costs = np.maximum(self._floor, free.max(axis=0))
         return seconds
 
     def peaks(self, ways: Ways) -> Costs:
@@ -112,12 +131,13 @@ class Rounds:
         Returns:
             None where bound units leave no way.
         """
-        tables = []
-        for stage in range(first, last):
-            device = self.places[stage]
-            sums = self._forward[device] + self._backward[device]
-            tables.append(sums[None, :] - sums[:, None] + self._received / self._links[stage])
-        return self._evenest(tables, first, start, stop)
+
+        def table_of(stage: int) -> Costs:
+            sums = self._forward[self.places[stage]] + self._backward[self.places[stage]]
+            table: Costs = sums[None, :] - sums[:, None] + self._received / self._links[stage]
+            return table
+
+        return self._evenest(table_of, range(first, last), start, stop)
 
     def even_in_bytes(self, first: int, last: int, start: int, stop: int, budgets: Costs) -> Cuts | None:
         """The same with the least largest share of the budgets.
@@ -128,8 +148,12 @@ class Rounds:
             budgets: bytes per device.
         """
         held = self._bytes[None, :] - self._bytes[:, None]
-        tables = [held / max(1.0, float(budgets[self.places[stage]])) for stage in range(first, last)]
-        return self._evenest(tables, first, start, stop)
+
+        def table_of(stage: int) -> Costs:
+            table: Costs = held / max(1.0, float(budgets[self.places[stage]]))
+            return table
+
+        return self._evenest(table_of, range(first, last), start, stop)
 
     def _bounds(self, ways: Ways) -> tuple[Ways, Ways]:
         """First unit, and one past the last, of every stage of every way."""
@@ -137,15 +161,15 @@ class Rounds:
         bounds = np.concatenate([column, ways, column + self.units], axis=1)
         return bounds[:, :-1], bounds[:, 1:]
 
-    def _evenest(self, tables: Sequence[Costs], first: int, start: int, stop: int) -> Cuts | None:
+    def _evenest(self, table_of: Callable[[int], Costs], stages: range, start: int, stop: int) -> Cuts | None:
         """By dynamic programming from the last stage to the first: `rest[k]` is the least largest cost from `k` on."""
         units = np.arange(self.units + 1)
         rest = np.where(units == stop, 0.0, np.inf)
         follow = []
-        for number, table in reversed(list(enumerate(tables))):
-            costs = np.where(units[:, None] < units[None, :], table, np.inf)
+        for stage in reversed(stages):
+            costs = np.where(units[:, None] < units[None, :], table_of(stage), np.inf)
             for unit, device in self._bound.items():
-                if self.places[first + number] != device:
+                if self.places[stage] != device:
                     costs[: unit + 1, unit + 1 :] = np.inf
             costs = np.maximum(costs, rest[None, :])
             follow.append(costs.argmin(axis=1))
