@@ -117,7 +117,8 @@ class Arrivals:
                     2 if self.training and crossing.has_gradient else 1
                 )
         before = np.cumsum(sent)
-        return moved + np.maximum(before[None] - before[:, None], 0)
+        between: Matrix = moved + np.maximum(before[None] - before[:, None], 0)
+        return between
 
 
 def _rows(links: Seconds, *, passes_on_alone: bool) -> Seconds:
@@ -126,8 +127,8 @@ def _rows(links: Seconds, *, passes_on_alone: bool) -> Seconds:
     if not finite.any():
         return np.full((1, len(links)), np.inf)
     # Tensors of the batch come from the root, which is somewhere else.
-    fastest = np.where(finite, links, 0.0).max(axis=0)
+    fastest: Seconds = np.where(finite, links, 0.0).max(axis=0, keepdims=True)
     fastest[fastest == 0] = np.inf
     if not passes_on_alone or (links[finite] == links[finite][0]).all():
-        return fastest[None]
-    return np.vstack([links, fastest])
+        return fastest
+    return np.concatenate([links, fastest])

@@ -63,7 +63,7 @@ class Saver:
         width = plain.shape[-1]
         if width not in self._bounds:
             self._bounds[width] = WindowBounds(self.costs, width, self.host_link)
-        times = plain.copy()
+        times: Table = plain.copy()
         for before, seconds in enumerate(plain):
             least = self._bounds[width].least(in_flight=held, capacity=self.capacity, seconds=seconds)
             times[before][over] = least[over]

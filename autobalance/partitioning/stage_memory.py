@@ -134,10 +134,10 @@ class StageMemory:
         bound, held_with_both = self._least
         places, both = self.chain.places(bound.owners, here), {}
         for storage, blocks in held_with_both.items():
-            first, last = sorted(self.chain.places(blocks, here))
-            places[storage] = NOWHERE if first == NOWHERE else last
-            if first >= 0:
-                places[storage], both[storage] = NOWHERE, (first, last)
+            lower, upper = sorted(self.chain.places(blocks, here))
+            places[storage] = NOWHERE if lower == NOWHERE else upper
+            if lower >= 0:
+                places[storage], both[storage] = NOWHERE, (lower, upper)
         count = len(self.chain.units)
         if self.micro_batches == 1:
             (whole, _), *_ = stage_windows(bound, places, count, both, reach=self.reach)

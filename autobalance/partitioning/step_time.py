@@ -172,7 +172,8 @@ class Fastest:
             for table in [self._tables.time(kind, left)]
         }
         lengths = np.unique(np.concatenate([*(table.ravel() for table in every.values()), self._tables.beside]))
-        return lengths[np.isfinite(lengths)]
+        finite: Table = lengths[np.isfinite(lengths)]
+        return finite
 
     def _timed(self, found: _Sum) -> Timed:
         return Timed(found.total + self._more * found.longest, found.path, found.total)

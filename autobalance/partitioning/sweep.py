@@ -69,15 +69,15 @@ def _states(counts: tuple[int, ...], most: int) -> _States:
         index = {state: at for at, state in enumerate(before)}
         row = []
         for kind in range(len(counts)):
-            pairs = [
-                (at, index[(*state[:kind], state[kind] - 1, *state[kind + 1 :])])
-                for at, state in enumerate(level)
-                if state[kind]
-            ]
+            pairs = [(at, index[_one_less(state, kind)]) for at, state in enumerate(level) if state[kind]]
             to, came_from = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
             row.append(_Moves(to, came_from))
         moves.append(tuple(row))
     return _States(tuple(map(tuple, levels)), tuple(moves))
+
+
+def _one_less(state: tuple[int, ...], kind: int) -> tuple[int, ...]:
+    return (*state[:kind], state[kind] - 1, *state[kind + 1 :])
 
 
 class Sweep:
