@@ -21,6 +21,8 @@ EVERYWHERE = -1
 """Place of a storage that is on the device of the stage, whichever stage that is."""
 NOWHERE = -2
 """Place of a storage that is on another device than the stage."""
+# Units that are added one by one rather than as sums over all stages.
+_FEW = 3
 
 Matrix = NDArray[np.int64]
 
@@ -110,9 +112,15 @@ def stage_windows(
     live = np.zeros((units + 1, units + 1), dtype=np.int64)
     changes = _Changes(timeline, places, units, both or {})
     edges = [0, *cuts, len(timeline.events)]
+    rises = np.zeros(units, dtype=np.int64)
     for start, stop in pairwise(edges):
         peaks = live.copy()
         for top, bottom, left, right, rise, change in changes.between(start, stop):
+            # In a row of rises the order makes no difference: all of them are added at once.
+            if change == rise and top == 0 and bottom == left and right == units + 1:
+                rises[left - 1] += change
+                continue
+            _add(rises, live)
             if reach is not None:  # the rectangle without its parts that hold no stage of interest
                 right = min(right, reach.last[min(bottom, units) - 1] + 1)
                 top = max(top, reach.first[left - 1]) if left else top
@@ -122,6 +130,7 @@ def stage_windows(
                 highest = peaks[top:bottom, left:right]
                 np.maximum(highest, now + rise, out=highest)
             now += change
+        _add(rises, live)
         yield np.maximum(peaks, live, out=peaks), live.copy()
 
 
@@ -143,6 +152,18 @@ def band(matrix: Matrix, width: int, fill: int) -> Matrix:
     view = np.lib.stride_tricks.as_strided(padded[:, 1:], (units, width), (row + column, column))
     entries: Matrix = view.copy()
     return entries
+
+
+def _add(rises: NDArray[np.int64], live: Matrix) -> None:
+    """Add what rose in each unit to the stages that hold it, and forget it."""
+    units = np.flatnonzero(rises)
+    if len(units) > _FEW:
+        sums = np.concatenate([[0], np.cumsum(rises)])
+        live += sums[None] - sums[:, None]
+    else:
+        for unit in units.tolist():
+            live[: unit + 1, unit + 1 :] += rises[unit]
+    rises[units] = 0
 
 
 class _Changes:
