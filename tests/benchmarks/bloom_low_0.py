@@ -32,7 +32,7 @@ from autobalance.timelines.splice import repeated
 
 DEVICES, GIB, BATCH = 8, 2**30, 48
 CAPACITIES = [80 * GIB] * DEVICES
-RECIPE = {0: 0, **dict.fromkeys(range(1, DEVICES), 51 * GIB)}
+RECIPE: dict[int | str, int | str] = {0: 0, **dict.fromkeys(range(1, DEVICES), 51 * GIB)}
 LAYERS, TRACED = 70, 3
 CLOSE = 0.02
 HAND = "0 / 51 GiB x 7, by hand"
@@ -72,8 +72,7 @@ def by_hand(profile: Profile) -> tuple[int, ...]:
 
     with torch.device("meta"):
         model: nn.Module = bloom(LAYERS).to(torch.bfloat16)
-    memory: dict[int | str, int | str] = dict(RECIPE)
-    device_map = infer_auto_device_map(model, memory, no_split_module_classes=["BloomBlock"])
+    device_map = infer_auto_device_map(model, RECIPE, no_split_module_classes=["BloomBlock"])
     return autobalance.score(profile, device_map, CAPACITIES, root=0).assignment
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +87,7 @@ def _gpt2_xl() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25, use_cache=False))
 
 
-def _llama(**sizes: int) -> nn.Module:
+def _llama(**sizes: Any) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(vocab_size=32000, max_position_embeddings=4096, use_cache=False, **sizes))
@@ -105,17 +105,8 @@ def bloom(layers: int = 70, use_cache: bool = False) -> nn.Module:
 def _t5() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    return T5ForConditionalGeneration(
-        T5Config(
-            d_model=1024,
-            d_kv=128,
-            d_ff=65536,
-            num_layers=24,
-            num_heads=128,
-            use_cache=False,
-            decoder_start_token_id=0,
-        )
-    )
+    sizes: dict[str, Any] = {"d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128}
+    return T5ForConditionalGeneration(T5Config(use_cache=False, decoder_start_token_id=0, **sizes))
 
 
 def _bert() -> nn.Module:
@@ -129,7 +120,7 @@ def _bert() -> nn.Module:
 def _whisper() -> nn.Module:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 32)
+    sizes: dict[str, Any] = dict.fromkeys(("encoder_layers", "decoder_layers"), 32)
     sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 20)
     sizes |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 5120)
     return WhisperForConditionalGeneration(WhisperConfig(d_model=1280, use_cache=False, **sizes))
@@ -190,9 +181,9 @@ def _own(model: nn.Module, batch: Any) -> Any:
 
 def _logits(model: nn.Module, batch: Any) -> Any:
     """Without labels; a decoder beside an encoder is given its tokens by their name."""
-    inputs = dict(batch)
+    inputs, config = dict(batch), cast(Any, model.config)
     labels = inputs.pop("labels")
-    if model.config.is_encoder_decoder:
+    if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = labels
     return model(**inputs).logits
 

@@ -55,7 +55,7 @@ class Question:
         return sorted({*known, *self.large.layers})
 
     @property
-    def max_memory(self) -> dict[int | str, int]:
+    def max_memory(self) -> dict[int | str, int | str]:
         """Capacities as accelerate takes them."""
         return dict.fromkeys(range(self.devices), self.capacity)
 
@@ -75,7 +75,7 @@ def by_transformers(question: Question) -> tuple[int, ...]:
 
     whole = set(question.whole)
     module: Any = question.module
-    tied = None if hasattr(module, "all_tied_weights_keys") else []
+    tied: list[list[str]] | None = None if hasattr(module, "all_tied_weights_keys") else []
     memory = get_balanced_memory(module, question.max_memory, no_split_module_classes=whole)
     found = infer_auto_device_map(module, memory, no_split_module_classes=whole, tied_parameters=tied)
     return _placed(question, found)

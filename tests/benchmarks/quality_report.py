@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from autobalance.devices.device import Device
-
 PEAK, BATCH = 1.1, 1.3
 """By how much accelerate's peaks lie above ours, and our largest batches above accelerate's, in the geometric mean."""
 CLOSE = 0.02
@@ -38,7 +36,7 @@ class Terms:
     schedule: str = "naive"
 
     @property
-    def capacities(self) -> list[int | float | str | Device]:
+    def capacities(self) -> list[int]:
         """Bytes of every device."""
         return [self.gib * 2**30] * self.devices
 
