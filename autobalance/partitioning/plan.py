@@ -47,7 +47,8 @@ class Plan:
         bounds: lower bounds of the objective, from the loosest to the tightest: `"area"`, `"indivisible block"`,
             `"transfers"` and, where it is proved, `"memory"`, which is the least of all plans of the same kind; else
             `"relaxation"`, where a solver found one.
-        optimal: True where no plan of the same kind can be better, by proof.
+        optimal: True where no plan of the same kind can be better, by proof; with `policy="auto"`, where none is faster
+            by more than the 2 % within which the smaller use wins.
         advice: what would make it better.
         micro_batches: parts that a batch is split into.
         schedule: order in which they run: `"naive"`, `"gpipe"`, `"1f1b"` or `"looped"`.
