@@ -38,6 +38,8 @@ def independent_parts(
     place = {owner: unit for unit, owners in enumerate(units) for owner in owners if owner != ROOT}
     passes = np.zeros(count + 1, dtype=np.int64)
     for crossing in crossings:
+        if crossing.source == ROOT:
+            continue
         ends = [place[owner] for owner in (crossing.source, *crossing.targets) if owner in place]
         if ends:
             # Cuts behind the first of them and up to the last one part them.

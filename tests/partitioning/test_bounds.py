@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+from itertools import product
+
 import pytest
 
 from autobalance.devices.words import parse_devices
-from autobalance.partitioning.bounds import advice_on_time, advice_on_use, area_bound, indivisible_bound, time_bounds
+from autobalance.partitioning.bounds import (
+    advice_on_time,
+    advice_on_use,
+    area_bound,
+    indivisible_bound,
+    loop_bounds,
+    time_bounds,
+)
 from autobalance.partitioning.chain import build_chain
 from autobalance.partitioning.problem import Problem
 from autobalance.profiling.profile import Profile
+from autobalance.schedules.clock import run_clock
+from autobalance.schedules.launches import launch_order
 
 
 def _problem(profile: Profile, budgets: tuple[int, ...], pins: dict[int, int] | None = None, **how: object) -> Problem:
@@ -36,6 +49,23 @@ def test_step_time_is_bounded_by_all_work_then_by_the_longest_block() -> None:
     profile = Profile.from_costs([1] * 4, forward_time=[1, 1, 3, 1], backward_time=[0, 0, 2, 0], batch_size=4)
     problem = _problem(profile, (9, 9), schedule="1f1b", micro_batches=4)
     assert time_bounds(problem) == {"area": 8 + 3 * 4.0, "indivisible block": 8 + 3 * 5.0, "transfers": 8 + 3 * 6.0}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_order_of_visits_is_faster_than_the_bounds_of_loops(seed: int, training: bool) -> None:
+    rng = random.Random(seed)
+    forward = [float(rng.choice((1, 2, 9))) for _ in range(5)]
+    backward = [2 * seconds if training else 0.0 for seconds in forward]
+    profile = Profile.from_costs([1] * 5, forward_time=forward, backward_time=backward)
+    problem = _problem(replace(profile, training=training), (9, 9), schedule="looped", micro_batches=3)
+    bounds, least = loop_bounds(problem), float("inf")
+    for places in product(range(2), repeat=5):
+        for schedule in ("looped", "gpipe", "naive"):
+            order = launch_order(schedule, 5, 3, devices=places, training=training)
+            slots = run_clock(order, places, forward, backward, [0.0] * 5)
+            least = min(least, max(slot.stop for slot in slots))
+    assert sum(forward + backward) <= bounds["area"] <= bounds["indivisible block"] <= least
 
 
 def test_the_block_that_decides_is_named_with_what_splitting_it_would_gain() -> None:
