@@ -23,21 +23,25 @@ def use_bounds(problem: Problem) -> dict[str, float]:
     return {"area": area, "indivisible block": max(area, indivisible_bound(problem))}
 
 
-def time_bounds(problem: Problem) -> dict[str, float]:
-    """Lower bounds of the step time in seconds: of all work together, of the longest block, and with transfers.
+def time_bounds(problem: Problem, within: float = np.inf) -> dict[str, float]:
+    """Lower bounds of the step time in seconds: of all work together, of whole blocks, and with transfers.
 
     Example:
         >>> time_bounds(problem)
         {'area': 1.2, 'indivisible block': 1.31, 'transfers': 1.35}
+
+    Args:
+        problem: a chain.
+        within: seconds of a step that are known to be possible.
     """
     least = least_seconds_of_blocks(problem)
     more, floor = problem.micro_batches - 1, problem.floor
     area = max(floor, float(least.sum()) + more * float(least.sum()) / len(problem.devices))
-    block = max(area, float(least.sum()) + more * float(least.max()))
-    found = {"area": area, "indivisible block": block}
-    free = problem.solve(fastest, memory=False)
-    if free is not None and free.proved:
-        found["transfers"] = max(block, free.key[0])
+    found = {"area": area, "indivisible block": max(area, float(least.sum()) + more * float(least.max()))}
+    for name, transfers in (("indivisible block", False), ("transfers", True)):
+        free = problem.solve(fastest, memory=False, transfers=transfers, within=within)
+        if free is not None and free.proved:
+            found[name] = max(*found.values(), free.key[0])
     return found
 
 
@@ -98,14 +102,13 @@ def advice_on_time(problem: Problem, bounds: dict[str, float]) -> tuple[str, ...
         >>> advice_on_time(problem, time_bounds(problem))
         ("splitting 'head', which takes 40% of a micro-batch by itself, in two would lower the bound by up to 12%",)
     """
-    if problem.micro_batches == 1 or bounds["indivisible block"] <= bounds["area"] * (1 + _WORTH):
-        return ()
-    least = least_seconds_of_blocks(problem)
+    least, more = least_seconds_of_blocks(problem), problem.micro_batches - 1
     longest = int(least.argmax())
-    others = np.delete(least, longest)
-    halved = max(float(least[longest]) / 2, float(others.max(initial=0.0)))
-    split = max(bounds["area"], float(least.sum()) + (problem.micro_batches - 1) * halved)
-    gain = 1 - split / bounds["indivisible block"]
+    whole = float(least.sum()) + more * float(least[longest])
+    if not more or whole <= bounds["area"] * (1 + _WORTH):
+        return ()
+    halved = max(float(least[longest]) / 2, float(np.delete(least, longest).max(initial=0.0)))
+    gain = 1 - max(bounds["area"], float(least.sum()) + more * halved) / whole
     if gain < _WORTH:
         return ()
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from autobalance.devices.links import link_matrix
 from autobalance.partitioning.item_search import Found, ItemSearch
 from autobalance.partitioning.kinds import Kind, kinds_for, merged
 from autobalance.partitioning.placements import MOST_COMBINATIONS, Placement, all_placements
-from autobalance.partitioning.policies import Cut, Policy, auto, balanced, fastest
+from autobalance.partitioning.policies import NEARLY, Cut, Policy, auto, balanced, fastest
 from autobalance.partitioning.reach import first_limits, limits_of, widened
 from autobalance.partitioning.saver import Saver
 from autobalance.partitioning.saving_tables import SavingTables
@@ -120,7 +120,15 @@ class Problem(StageCosts):
             savers={},
         )
 
-    def solve(self, policy: Policy, *, hard: bool = True, memory: bool = True) -> Solution | None:
+    def solve(
+        self,
+        policy: Policy,
+        *,
+        hard: bool = True,
+        memory: bool = True,
+        transfers: bool = True,
+        within: float = np.inf,
+    ) -> Solution | None:
         """The best partition under a policy.
 
         Exact where all placements of the items can be tried; otherwise they are searched, with a bound.
@@ -132,6 +140,8 @@ class Problem(StageCosts):
             policy: what is best.
             hard: False lets devices go over their budgets.
             memory: False leaves out what stages hold.
+            transfers: False leaves out what passes between them.
+            within: seconds of a step that are known to be possible, which spares work.
 
         Returns:
             None where budgets leave no way, or where none was found and not all could be tried.
@@ -139,7 +149,7 @@ class Problem(StageCosts):
         best: tuple[Cut, tuple[int, ...], tuple[Kind, ...]] | None = None
         searched = None if self.is_exact else self._search_items(policy, hard)
         for placement in self._placements if searched is None else [searched.placement]:
-            kinds, found = self._cut(policy, placement, hard, memory)
+            kinds, found = self._cut(policy, placement, hard, memory, transfers, within)
             if found is not None and (best is None or found.key < best[0].key):
                 best = found, placement, kinds
         if best is None:
@@ -235,20 +245,29 @@ class Problem(StageCosts):
         return count_states([len(kind.devices) for kind in kinds]) > MOST_STATES
 
     def _cut(
-        self, policy: Policy, placement: tuple[int, ...], hard: bool, memory: bool = True
+        self,
+        policy: Policy,
+        placement: tuple[int, ...],
+        hard: bool,
+        memory: bool = True,
+        transfers: bool = True,
+        within: float = np.inf,
     ) -> tuple[tuple[Kind, ...], Cut | None]:
         kinds = merged(kinds_for(self.devices, self.budgets, self.excess, self.chain, placement), MOST_STATES)
         growth = self.growth
+        make = partial(self.tables, known=self._found_larger(kinds), hard=hard, memory=memory, transfers=transfers)
         if growth.is_short or not hard:
-            tables = self.tables(kinds, None, self._found_larger(kinds), hard=hard, memory=memory)
-            return kinds, self._chosen(policy, tables)
+            return kinds, self._chosen(policy, make(kinds, None))
         widest = float(max(kind.budget for kind in kinds)) if memory else np.inf
         limits = first_limits(policy, growth, self.budgets, self.micro_batches, self.in_flight, memory=memory)
+        if np.isfinite(within) and self.micro_batches > 1:
+            # Nothing that is faster has a longer stage.
+            limits = limits[0], (within * (1 + NEARLY) - float(growth.seconds.sum())) / (self.micro_batches - 1)
         # What `auto` compares with the least step time is only worth looking for once that is known.
         first = fastest if policy is auto else policy
         while True:
             reach = growth.reach(*limits)
-            tables = self.tables(kinds, reach, self._found_larger(kinds), hard=hard, memory=memory)
+            tables = make(kinds, reach)
             found = self._chosen(first, tables)
             needed = limits_of(policy, growth, found, widest, self.micro_batches, self.floor)
             if growth.reach(*needed).is_within(reach):

@@ -139,8 +139,10 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
     # Without times nothing but memory was compared.
     is_timed = question.policy == "auto" and judged.seconds > 0
     may_loop = found.is_loop or problem.schedule == "looped"
-    timed = loop_bounds if may_loop else time_bounds
-    bounds = timed(problem) if is_timed else use_bounds(problem)
+    if is_timed:
+        bounds = loop_bounds(problem) if may_loop else time_bounds(problem, within=judged.seconds)
+    else:
+        bounds = use_bounds(problem)
     least = found.least if is_timed or may_loop or question.policy == "balanced" else _least_use(problem)
     if least is not None:
         bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())

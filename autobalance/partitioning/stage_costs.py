@@ -122,6 +122,7 @@ class StageCosts:
         *,
         hard: bool,
         memory: bool,
+        transfers: bool,
     ) -> Tables:
         """Tables of the stages within reach.
 
@@ -131,8 +132,10 @@ class StageCosts:
             known: bytes by which stages were found larger.
             hard: False lets devices go over their budgets.
             memory: False leaves out what stages hold.
+            transfers: False leaves out what passes between them.
         """
         units = self.chain.units
+        width = len(units) if reach is None else reach.width
         self.last_memory = self._memory(reach) if memory else self.last_memory
         saves = self.allowed is not None and memory and hard
         made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds]) if saves else Tables
@@ -142,9 +145,11 @@ class StageCosts:
             self._memory(reach) if memory else None,
             seconds=[self._unit_seconds(kind) for kind in kinds],
             beside=[self._seconds_beside(kind) for kind in kinds],
-            arriving=self._arrivals.tables(kinds, len(units) if reach is None else reach.width),
+            arriving=self._arrivals.tables(kinds, width)
+            if transfers
+            else [np.zeros((1, len(units), width)) for _ in kinds],
             in_flight=self.in_flight,
-            width=len(units) if reach is None else reach.width,
+            width=width,
             reach=reach,
             floor=self.floor,
             limit=self.limit,
