@@ -61,9 +61,18 @@ def _entries(plan: Plan) -> list[tuple[str, str]]:
     entries = [("forward", "forward")]
     if any(stage.backward_time for stage in plan.stages):
         entries.append(("backward", "backward"))
+    if most := max(_visits(plan), default=0):
+        again = " and every other one after it" if most > 2 else ""
+        entries += [(f"{what} again", f"{what} in a device's second stage{again}") for what, _ in entries]
     if any(stage.receive_time for stage in plan.stages):
         entries.append(("receive", "waits for its input to arrive"))
     return entries
+
+
+def _visits(plan: Plan) -> list[int]:
+    """For each stage how many stages its device has before it."""
+    places = [stage.device for stage in plan.stages]
+    return [places[:number].count(device) for number, device in enumerate(places)]
 
 
 def _used(plan: Plan) -> list[int]:
@@ -78,12 +87,13 @@ def _row(plan: Plan, index: int, every: Sequence[Slot], end: float) -> Markup:
     if in_all > _MOST:
         shapes: list[Markup] = [_one_shape(slots, end, backward) for backward in (False, True)]
     else:
-        shapes = [shape for slot in slots for shape in _shapes(plan, slot, end)]
+        again = [number for number, visit in enumerate(_visits(plan)) if visit % 2]
+        shapes = [shape for slot in slots for shape in _shapes(plan, slot, end, slot.stage in again)]
     class_ = "time dense" if in_all > _MOST / 5 else "time"
     return row(device_title(index, plan.devices[index].name), strip(shapes, _HEIGHT, about, class_), f"busy {busy:.0%}")
 
 
-def _shapes(plan: Plan, slot: Slot, end: float) -> list[Markup]:
+def _shapes(plan: Plan, slot: Slot, end: float, again: bool) -> list[Markup]:
     stage = plan.stages[slot.stage]
     what = "backward" if slot.backward else "forward"
     received = stage.receive_time / (2 if stage.backward_time else 1)
@@ -93,7 +103,8 @@ def _shapes(plan: Plan, slot: Slot, end: float) -> list[Markup]:
     title = f"{what}{of}{visit}: {format_time(slot.start)} to {format_time(slot.stop)}"
     title += f", {took}" + (f", of which {format_time(received)} of transfers" if received else "")
     begun = min(slot.start + received, slot.stop)
-    shapes = [bar(begun / end, slot.stop / end, _HEIGHT - 6, what, title, top=3)]
+    class_ = f"{what} again" if again else what
+    shapes = [bar(begun / end, slot.stop / end, _HEIGHT - 6, class_, title, top=3)]
     if received:
         shapes.append(bar(slot.start / end, begun / end, _HEIGHT - 6, "receive", title, top=3))
     if plan.micro_batches > 1 and _is_wide(slot, end):

@@ -5,7 +5,7 @@ from __future__ import annotations
 STYLE = """
 :root { color-scheme: light dark; --page: #f5f6f8; --panel: #fff; --ink: #1b1f24; --muted: #566069; --line: #d8dde3;
   --track: #eceff3; --good: #1f7a46; --bad: #b3261e; --on: #fff; --weights: #3567ac; --gradients: #c46f12;
-  --optimizer: #2f8558; --saved: #8a4fa8; --rest: #7d8893; }
+  --optimizer: #2f8558; --saved: #8a4fa8; --rest: #7d8893; --forward-again: #1d3f73; --backward-again: #86470a; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #121519; --panel: #1b2026; --ink: #e7eaed; --muted: #a3adb8; --line: #363e48; --track: #272e36;
     --good: #6fce98; --bad: #ff8a7d; --on: #10141a; --weights: #73a7ec; --gradients: #efa04a; --optimizer: #6fc692;
@@ -43,6 +43,8 @@ svg text.small { fill: var(--muted); }
 .track { fill: var(--track); } .swatch.track { background: var(--track); }
 .weights, .forward { fill: var(--weights); background: var(--weights); }
 .gradients, .backward { fill: var(--gradients); background: var(--gradients); }
+.forward.again { fill: var(--forward-again); background: var(--forward-again); }
+.backward.again { fill: var(--backward-again); background: var(--backward-again); }
 .optimizer { fill: var(--optimizer); background: var(--optimizer); }
 .saved { fill: var(--saved); background: var(--saved); }
 .rest, .receive { fill: var(--rest); background: var(--rest); }

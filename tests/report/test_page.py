@@ -41,6 +41,18 @@ def test_time_is_shown_slot_by_slot(pipelined: Plan, elements: Reader) -> None:
     assert "busy 70%" in read.texts("div", "figure")
 
 
+def test_later_visits_of_a_device_are_told_from_first_ones(pipelined: Plan, elements: Reader) -> None:
+    stages = tuple(Stage(block, block + 1, block % 2, 2, 0.125, 0.25) for block in range(4))
+    looped = replace(pipelined, schedule="looped", assignment=(0, 1, 0, 1), stages=stages)
+    read = elements(page(looped, None))
+    # Device 0 is back at 0.25 and 0.375 s, and goes back through its first stage at 1.375 and 1.625 of 1.875 s.
+    assert read.bars("forward again")[:2] == [("13.333%", "6.667%"), ("20%", "6.667%")]
+    assert read.bars("backward")[:2] == [("73.333%", "13.333%"), ("86.667%", "13.333%")]
+    assert "forward in a device's second stage" in read.texts("li")
+    assert "backward in a device's second stage" in read.texts("li")
+    assert "second stage" not in page(pipelined, None)
+
+
 def test_memory_over_the_step_is_replayed_in_launch_order(pipelined: Plan, elements: Reader) -> None:
     read = elements(page(pipelined, pipelined.profile))
     figures = read.texts("div", "figure")
