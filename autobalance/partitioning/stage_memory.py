@@ -120,11 +120,16 @@ class StageMemory:
 
     @cached_property
     def _repeated(self) -> Timeline:
-        if self.micro_batches == 1:
+        if self.micro_batches == 1 or self._is_alike:
             return self.timeline
         # The second micro-batch stands for all further ones.
         order = launch_order("naive", 1, 2, training=self.training)
         return interleaved(self.timeline, self.blocks, [(0, self.blocks)], order)
+
+    @property
+    def _is_alike(self) -> bool:
+        """Whether all micro-batches do the same: none makes what the others find there."""
+        return not (self.timeline.gradients or self.timeline.casts or self.timeline.scratch)
 
     @cached_property
     def _least(self) -> tuple[Timeline, dict[int, tuple[int, int]]]:
@@ -142,7 +147,7 @@ class StageMemory:
         if self.micro_batches == 1:
             (whole, _), *_ = stage_windows(bound, places, count, both, reach=self.reach)
             return _Peaks(whole, whole, whole, whole)
-        cuts, roles = _windows(bound, self.training)
+        cuts, roles = _windows(bound, self.training, is_alike=self._is_alike)
         found: dict[str, Matrix] = {}
         at_rest: Matrix = np.zeros((count + 1, count + 1), dtype=np.int64)
         before = at_rest
@@ -151,8 +156,10 @@ class StageMemory:
             if role == _LATER_FORWARD:
                 at_rest = np.maximum(at_rest, held - before)
             before = held
-        first = np.maximum(found[_FIRST_FORWARD], found.get(_FIRST_BACKWARD, found[_FIRST_FORWARD]))
         later = np.maximum(found[_LATER_FORWARD], found.get(_LATER_BACKWARD, found[_LATER_FORWARD]))
+        if _FIRST_FORWARD not in found:
+            return _Peaks(later, later, at_rest, found[_OTHER])
+        first = np.maximum(found[_FIRST_FORWARD], found.get(_FIRST_BACKWARD, found[_FIRST_FORWARD]))
         return _Peaks(first, later, at_rest, found[_OTHER])
 
 
@@ -165,11 +172,11 @@ _OTHER, _FIRST_FORWARD, _FIRST_BACKWARD, _LATER_FORWARD, _LATER_BACKWARD = (
 )
 
 
-def _windows(timeline: Timeline, training: bool) -> tuple[list[int], list[str]]:
-    """Where windows of a timeline of steps with two micro-batches begin, and what each of them is."""
+def _windows(timeline: Timeline, training: bool, *, is_alike: bool) -> tuple[list[int], list[str]]:
+    """Where windows of a timeline of steps with two micro-batches, or one like all, begin, and what each of them is."""
     cuts, roles = [], [_OTHER]
     for number, each in enumerate(passes_of(timeline, training)):
-        is_later = number % 2 == 1
+        is_later = is_alike or number % 2 == 1
         cuts.append(each.start)
         roles.append(_LATER_FORWARD if is_later else _FIRST_FORWARD)
         if training:
