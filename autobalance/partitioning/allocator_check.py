@@ -42,7 +42,8 @@ def needs_of(problem: Problem, solution: Solution, judged: Judged) -> list[int]:
     places = [stage.device for stage in judged.stages]
     parts = problem.micro_batches
     order = launch_order(problem.schedule, len(places), parts, devices=places, training=profile.training)
-    timeline = launched(profile, judged.stages, order, parts, solution.saving)
+    away = [block for block, place in enumerate(solution.assignment) if place in solution.host_optimizer]
+    timeline = launched(profile, judged.stages, order, parts, solution.saving, on_host=away)
     met, homes = as_met(timeline, timeline.homes(solution.assignment, solution.root))
     requests = met.requests(homes, len(needs))
     for index in asked:

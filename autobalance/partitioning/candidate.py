@@ -90,7 +90,8 @@ def best_candidate(
         found = None if folded is None else _settled(problem_of(folded), question)
         if found is not None and (best is None or _is_faster(found, best)):
             best = found
-    found = _looped(problem_of(chains[0] if plain is None else plain.problem.chain), question.policy, plain)
+    chain = chains[0] if plain is None else plain.problem.chain
+    found = _looped(problem_of(chain, question.allowed if question.policy == "auto" else None), question.policy, plain)
     if found is not None and (best is None or _is_worth_rounds(question.policy, found, best)):
         best = found
     return (problem if best is None else best.problem), best
@@ -160,6 +161,7 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
             micro_batches=problem.micro_batches,
             saving=solution.saving,
             streamed=solution.streamed,
+            host_optimizer=solution.host_optimizer,
         )
         needs = _needs(problem, solution, judged)
         more = [need - told for need, told in zip(needs, problem.told(solution), strict=True)]
@@ -204,7 +206,8 @@ def _true_key(
     if policy == "auto":
         # The times of the tables leave out where exactly a tensor comes from, if that makes a difference.
         nearly = solution.key[0] * (1 + NEARLY) if limit is None else limit
-        return (solution.key[0] if judged.seconds <= nearly * (1 + 1e-9) else judged.seconds, max(uses))
+        seconds = judged.seconds + judged.once
+        return (solution.key[0] if seconds <= nearly * (1 + 1e-9) else seconds, max(uses))
     if policy == "balanced":
         return (max(uses),)
     if policy == "balanced_low_0":

@@ -59,11 +59,11 @@ def host_optimizer(
             f"host_link={host_link}, host_bandwidth={host_bandwidth} and sharing={sharing}: rates must be above 0, and "
             f"at least one stage shares them"
         )
-    # Weights that are trained are as large as their gradients.
-    gradients = sum(block.gradients for block in blocks)
+    # Weights that are trained are as large as their gradients. Without state, blocks are updated where they are.
+    gradients = sum(block.gradients for block in blocks if block.optimizer)
     state = sum(block.optimizer for block in blocks)
-    moved = 2 * gradients if state else 0
-    traffic = gradients + 2 * (gradients + state) if state else 0
+    moved = 2 * gradients
+    traffic = gradients + 2 * (gradients + state)
     return HostOptimizer(
         freed=state,
         moved=moved,
@@ -71,3 +71,17 @@ def host_optimizer(
         pinned=sum(2 * pinned_bytes([block.gradients]) for block in blocks if block.optimizer),
         held=state,
     )
+
+
+def sharing_of(micro_batches: int, devices: int) -> int:
+    """Devices that are taken to update on the host's memory at once.
+
+    The time of a step counts a stage's once-per-step seconds in part for each of its micro-batches. With one of them,
+    stages follow one another and all count in full; with many, only those of the longest stage do, beside which the
+    other devices update.
+
+    Example:
+        >>> sharing_of(micro_batches=16, devices=4)
+        4
+    """
+    return max(1, min(micro_batches, devices))

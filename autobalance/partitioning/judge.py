@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autobalance.devices.device import Device
+from autobalance.partitioning.host_optimizer import host_optimizer as host_optimizer_of
+from autobalance.partitioning.host_optimizer import sharing_of
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.savings import saving_costs
 from autobalance.partitioning.stage import Stage
@@ -17,6 +19,7 @@ from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import Timeline
 from autobalance.schedules.clock import run_clock
 from autobalance.schedules.launches import Launch, in_flight, launch_order
+from autobalance.timelines.host_storages import tells_optimizer, with_host
 from autobalance.timelines.micro_batches import interleaved
 
 
@@ -28,11 +31,13 @@ class Judged:
         stages: with their times and what is in flight.
         peaks: bytes per device.
         seconds: of a step without the optimizer's.
+        once: what optimizers on the host add to that once per step.
     """
 
     stages: tuple[Stage, ...]
     peaks: tuple[int, ...]
     seconds: float
+    once: float = 0.0
 
 
 def judge(
@@ -46,6 +51,7 @@ def judge(
     micro_batches: int = 1,
     saving: Sequence[str] = (),
     streamed: Sequence[int] = (),
+    host_optimizer: Sequence[int] = (),
 ) -> Judged:
     """Replay and time an assignment.
 
@@ -62,25 +68,51 @@ def judge(
         micro_batches: how many there are.
         saving: what becomes of the tensors that each block saves; empty: all are kept.
         streamed: blocks whose weights stream from the host.
+        host_optimizer: devices whose optimizer state is on the host.
     """
     places = [device for _, _, device in runs_of(assignment)]
     order = launch_order(schedule, len(places), micro_batches, devices=places, training=profile.training)
-    streams = saving_costs(profile.blocks, [0.0] * len(profile.blocks), stream=("frozen", "trainable"))
+    blocks = profile.blocks
+    streams = saving_costs(
+        blocks,
+        [0.0] * len(blocks),
+        stream=("frozen", "trainable"),
+        training=profile.training,
+        optimizer_on_host=True,
+    )
     carried = {block: int(streams.carried[block]) for block in streamed}
     held = in_flight(order, len(places))
     stages = stages_of(profile, assignment, root, devices, crossings, held, saving, carried)
-    timeline = launched(profile, stages, order, micro_batches, saving)
+    away = [block for block, device in enumerate(assignment) if device in host_optimizer]
+    timeline = launched(profile, stages, order, micro_batches, saving, streamed, away)
     peaks = replay(timeline, assignment, root, len(devices))
+    knows = tells_optimizer(profile.timeline)
     for device in range(len(devices)):
-        # Weights that stream are on the device while their block runs, and while the one before it does.
-        here = [block for block in streamed if assignment[block] == device]
+        # Weights that stream are on the device while their block runs, and while the one before it does; none are
+        # fetched ahead of the pass that needs them.
+        here = [block for block in sorted(streamed) if assignment[block] == device]
         pairs = streams.staged[here] + np.append(streams.staged[here][1:], 0)
-        peaks[device] -= int(streams.streamable[here].sum()) - int(pairs.max(initial=0))
-    return Judged(stages, tuple(peaks), _seconds(profile, stages, order, micro_batches, devices))
+        peaks[device] += int(pairs.max(initial=0))
+        if not knows:
+            rest = (block for block in away if assignment[block] == device and block not in streamed)
+            peaks[device] -= sum(blocks[block].optimizer for block in rest)
+    seconds = _seconds(profile, stages, order, micro_batches, devices)
+    with_host_steps = [
+        replace(stage, backward_time=stage.backward_time + share)
+        for stage, share in zip(stages, _shares(profile, stages, away, micro_batches, devices), strict=True)
+    ]
+    once = _seconds(profile, with_host_steps, order, micro_batches, devices) - seconds if away else 0.0
+    return Judged(stages, tuple(peaks), seconds, once)
 
 
 def launched(
-    profile: Profile, stages: Sequence[Stage], order: Sequence[Launch], micro_batches: int, saving: Sequence[str] = ()
+    profile: Profile,
+    stages: Sequence[Stage],
+    order: Sequence[Launch],
+    micro_batches: int,
+    saving: Sequence[str] = (),
+    streamed: Sequence[int] = (),
+    on_host: Sequence[int] = (),
 ) -> Timeline:
     """Storage events of a step in the order of its launches.
 
@@ -92,9 +124,12 @@ def launched(
         stages: of the assignment.
         order: launches.
         micro_batches: how many there are.
-        saving: as for `judge`.
+        saving, streamed: as for `judge`.
+        on_host: blocks whose optimizer runs on the host.
     """
     timeline = profile.timeline
+    if streamed or on_host:
+        timeline = with_host(timeline, optimizer=on_host, weights=streamed)
     if any(word != "keep" for word in saving):
         from autobalance.timelines.recompute import with_savings
 
@@ -102,6 +137,18 @@ def launched(
     if micro_batches == 1:
         return timeline
     return interleaved(timeline, len(profile.blocks), [(stage.start, stage.stop) for stage in stages], order)
+
+
+def _shares(
+    profile: Profile, stages: Sequence[Stage], away: Sequence[int], micro_batches: int, devices: Sequence[Device]
+) -> list[float]:
+    """Seconds that each micro-batch of a stage bears of its optimizer on the host."""
+    sharing, on_host = sharing_of(micro_batches, len(devices)), set(away)
+    shares = []
+    for stage in stages:
+        rows = [profile.blocks[block] for block in stage.blocks if block in on_host]
+        shares.append(host_optimizer_of(rows, devices[stage.device].host_link, sharing=sharing).seconds / micro_batches)
+    return shares
 
 
 def _seconds(

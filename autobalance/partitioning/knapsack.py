@@ -50,6 +50,7 @@ class Choice:
         carried: bytes over the host link per micro-batch.
         pinned: bytes of pinned host memory.
         bound: seconds below which no way is; `seconds` itself where all ways were tried.
+        once: seconds per step of an optimizer on the host, whose share `seconds` has; 0: it is on the device.
     """
 
     seconds: float
@@ -59,6 +60,7 @@ class Choice:
     carried: int
     pinned: int
     bound: float
+    once: float = 0.0
 
     @property
     def proved(self) -> bool:

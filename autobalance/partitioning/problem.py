@@ -12,6 +12,7 @@ import numpy as np
 from autobalance.devices.links import link_matrix
 from autobalance.partitioning.item_search import Found, ItemSearch
 from autobalance.partitioning.kinds import Kind, kinds_for, merged
+from autobalance.partitioning.knapsack import Choice
 from autobalance.partitioning.placements import MOST_COMBINATIONS, Placement, all_placements
 from autobalance.partitioning.policies import NEARLY, Cut, Policy, auto, balanced, fastest
 from autobalance.partitioning.reach import first_limits, limits_of, widened
@@ -44,6 +45,8 @@ class Solution:
         items: device of each item.
         saving: "keep", "recompute" or "offload" for each block; empty: all keep.
         streamed: blocks whose weights stream from the host.
+        host_optimizer: devices whose optimizer state is on the host.
+        pinned: bytes of host memory that all of that takes.
         bound: nothing has a smaller first entry of the key; None where that is not known.
     """
 
@@ -55,6 +58,8 @@ class Solution:
     items: tuple[int, ...] = ()
     saving: tuple[str, ...] = ()
     streamed: tuple[int, ...] = ()
+    host_optimizer: tuple[int, ...] = ()
+    pinned: int = 0
     bound: float | None = None
 
 
@@ -159,15 +164,28 @@ class Problem(StageCosts):
         assignment, root = self.chain.assignment(stages, placement)
         proved = self.is_exact and not self._is_merged
         saving, streamed = self._savings(found.path, kinds)
+        choices = self._choices(found.path, kinds)
         bound = found.key[0] if proved else None if searched is None else searched.bound
-        return Solution(found.key, assignment, root, proved, stages, placement, saving, streamed, bound)
+        return Solution(
+            found.key,
+            assignment,
+            root,
+            proved,
+            stages,
+            placement,
+            saving,
+            streamed,
+            tuple(
+                sorted(device for (device, _, _), choice in zip(stages, choices, strict=True) if choice and choice.once)
+            ),
+            sum(choice.pinned for choice in choices if choice),
+            bound,
+        )
 
     def _savings(self, path: Path, kinds: tuple[Kind, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """What becomes of the saved tensors of each block, and the blocks whose weights stream."""
         saving, streamed = ["keep"] * len(self.profile.blocks), list[int]()
-        for number, (at, start, stop) in enumerate(path if self.allowed is not None else ()):
-            stage = self.in_flight(len(path) - number), start, stop
-            choice = self.savers[kinds[at]].choices.get(stage)
+        for (_, start, stop), choice in zip(path, self._choices(path, kinds), strict=True):
             if choice is None:
                 continue
             for unit, word in zip(range(start, stop), choice.saving, strict=True):
@@ -176,6 +194,15 @@ class Problem(StageCosts):
                         saving[owner] = word
             streamed += [owner for unit in choice.streamed for owner in self.chain.units[unit] if owner >= 0]
         return (tuple(saving) if any(word != "keep" for word in saving) else ()), tuple(streamed)
+
+    def _choices(self, path: Path, kinds: tuple[Kind, ...]) -> list[Choice | None]:
+        """What each stage does to fit; None where it keeps all."""
+        found: list[Choice | None] = []
+        for number, (at, start, stop) in enumerate(path):
+            stage = self.in_flight(len(path) - number), start, stop
+            saver = self.savers.get(kinds[at]) if self.allowed is not None else None
+            found.append(saver.choices.get(stage) if saver is not None else None)
+        return found
 
     def _may(self, word: str, owner: int) -> bool:
         block = self.profile.blocks[owner]

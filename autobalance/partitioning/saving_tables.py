@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobalance.partitioning.knapsack import Choice
-from autobalance.partitioning.saver import Saver
+from autobalance.partitioning.saver import Saver, Stage
+from autobalance.partitioning.stage_memory import StageMemory
 from autobalance.partitioning.sweep import Path
 from autobalance.partitioning.tables import Table, Tables
 
@@ -23,9 +24,12 @@ class SavingTables(Tables):
 
     Attributes:
         savers: for every kind.
+        without_state: peaks of the stages where the optimizer's storages are on the host, given when they are needed;
+            None: the rows tell what state leaves.
     """
 
     savers: Sequence[Saver] = ()
+    without_state: Callable[[], StageMemory] | None = None
     _saved_uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
     _saved_times: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
 
@@ -62,7 +66,8 @@ class SavingTables(Tables):
                 plain = self.plain_time(kind)
                 seconds = float(plain[before if len(plain) > 1 else 0][at])
                 peak = int(self.peaks(kind, held)[at]) + self.kinds[kind].excess
-                if self.savers[kind].choose((held, start, stop), seconds, peak):
+                less = self._peak_without_state(kind, (held, start, stop), peak)
+                if self.savers[kind].choose((held, start, stop), seconds, peak, less):
                     is_new = True
                     self._saved_times.pop((kind, held), None)
                     self._saved_uses.pop((kind, held), None)
@@ -78,6 +83,16 @@ class SavingTables(Tables):
             over = self._over(kind, left)[start, stop - start - 1]
             found.append(self.savers[kind].choices.get(stage) if over else None)
         return found
+
+    def _peak_without_state(self, kind: int, stage: Stage, peak: int) -> int:
+        here, (held, start, stop) = self.kinds[kind], stage
+        steps = self.savers[kind].on_host
+        if steps is None:
+            return peak
+        if self.without_state is None:
+            return peak - steps.freed(start, stop)
+        found = self.without_state().banded(here.items, held, self.width)
+        return int(found[start, stop - start - 1]) + here.excess
 
     def _over(self, kind: int, left: int) -> NDArray[np.bool_]:
         over: NDArray[np.bool_] = self.allowed(kind) & ~np.isfinite(super().use(kind, left))

@@ -78,6 +78,8 @@ def saving_costs(
     offload: bool = False,
     stream: Sequence[str] = (),
     timeline: Timeline | None = None,
+    training: bool = True,
+    optimizer_on_host: bool = False,
 ) -> SavingCosts:
     """The columns of a chain, from the rows of a profile and its storage events.
 
@@ -92,6 +94,9 @@ def saving_costs(
         stream: whose weights may stream: "frozen", "trainable" or both.
         timeline: of one micro-batch, which tells what of the saved bytes only the block's own backward uses; None: that
             is all, and inputs are among them.
+        training: whether there is a backward, for which weights that stream come a second time.
+        optimizer_on_host: whether the optimizer's state is on the host. Where it is on the device, blocks that have
+            such state do not stream.
 
     Raises:
         ValueError: another number of times than of blocks, or an unknown word in `stream`.
@@ -117,8 +122,10 @@ def saving_costs(
     frozen = np.array([not block.gradients for block in blocks], dtype=bool)
     weights = column([block.weights + block.buffers for block in blocks])
     gradients = column([block.gradients for block in blocks])
-    static = column([block.static for block in blocks])
+    state = column([block.optimizer for block in blocks])
+    static = weights + gradients + (0 if optimizer_on_host else state)
     may_stream = np.where(frozen, "frozen" in stream, "trainable" in stream) & (weights > 0)
+    may_stream &= optimizer_on_host | (state == 0)
     return SavingCosts(
         static=static,
         saved=saved,
@@ -129,12 +136,14 @@ def saving_costs(
         forward_time=np.array(forward_time, dtype=np.float64),
         recomputable=(saved > kept) & known & recompute,
         offloadable=(saved > left) & known & offload,
-        # Optimizer state and gradients of a block whose weights stream are on the host as well.
+        # Gradients of a block whose weights stream go to the host as well, and are gathered there.
         streamable=np.where(may_stream, static, 0),
-        carried=np.where(may_stream, 2 * weights + gradients, 0),
+        carried=np.where(may_stream, (2 if training else 1) * weights + gradients, 0),
         staged=np.where(may_stream, weights + gradients, 0),
         pinned_saved=pinned,
-        pinned_weights=column([pinned_bytes([size]) for size in np.where(may_stream, static, 0)]),
+        pinned_weights=column(
+            [pinned_bytes(sizes) for sizes in np.where(may_stream, [weights, gradients], 0).T.tolist()]
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from autobalance.devices.device import Device
 from autobalance.partitioning.arrivals import Arrivals
 from autobalance.partitioning.chain import Chain
+from autobalance.partitioning.host_optimizer import host_optimizer, sharing_of
 from autobalance.partitioning.kinds import Kind, kinds_for
 from autobalance.partitioning.reach import Growth, growth_of
-from autobalance.partitioning.saver import Allowed, Saver, unit_costs
+from autobalance.partitioning.saver import Allowed, HostSteps, Saver, unit_costs
 from autobalance.partitioning.saving_tables import SavingTables
-from autobalance.partitioning.savings import saving_costs
+from autobalance.partitioning.savings import SavingCosts, saving_costs
 from autobalance.partitioning.stage_memory import StageMemory
 from autobalance.partitioning.stage_peaks import Matrix, Reach
 from autobalance.partitioning.tables import InFlight, Tables, in_flight_of
@@ -24,6 +25,7 @@ from autobalance.partitioning.times import device_seconds, launch_seconds
 from autobalance.partitioning.transfers import Crossing
 from autobalance.partitioning.work_table import Seconds
 from autobalance.profiling.profile import Profile
+from autobalance.timelines.host_storages import tells_optimizer, with_host
 
 
 @dataclass
@@ -60,7 +62,7 @@ class StageCosts:
     limit: float | None = None
     savers: dict[Kind, Saver] = field(default_factory=dict, repr=False)
     last_memory: StageMemory | None = field(default=None, repr=False)
-    _memories: dict[Reach | None, StageMemory] = field(default_factory=dict, repr=False)
+    _memories: dict[tuple[Reach | None, bool], StageMemory] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.excess = self.excess or (0,) * len(self.devices)
@@ -139,6 +141,8 @@ class StageCosts:
         self.last_memory = self._memory(reach) if memory else self.last_memory
         saves = self.allowed is not None and memory and hard
         made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds]) if saves else Tables
+        if saves and tells_optimizer(self.profile.timeline):
+            made = partial(made, without_state=partial(self._memory, reach, without_state=True))
         return made(
             kinds,
             self.chain,
@@ -161,38 +165,71 @@ class StageCosts:
         assert self.allowed is not None, "only asked where blocks may save"
         if kind not in self.savers:
             device = self.devices[kind.devices[0]]
-            blocks = saving_costs(
-                self.profile.blocks,
-                self._forward_seconds[kind.devices[0]].tolist(),
-                recompute=self.allowed.recompute,
-                offload=self.allowed.offload,
-                stream=("frozen", "trainable") if self.allowed.offload else (),
-                timeline=self.profile.timeline,
-            )
+            blocks = self._block_costs(kind, optimizer_on_host=False)
             self.savers[kind] = Saver(
                 unit_costs(blocks, self.chain),
                 kind.budget - kind.excess,
                 device.host_link,
                 self.allowed.host_memory if self.allowed.offload else None,
+                self._host_steps(kind),
+                self.micro_batches,
             )
         return self.savers[kind]
+
+    def _host_steps(self, kind: Kind) -> HostSteps | None:
+        """What it takes that stages on a kind have their optimizer on the host."""
+        if self.allowed is None or not self.allowed.offload or not any(row.optimizer for row in self.profile.blocks):
+            return None
+        link, sharing = self.devices[kind.devices[0]].host_link, sharing_of(self.micro_batches, len(self.devices))
+        alone = [host_optimizer([row], link, sharing=sharing) for row in self.profile.blocks]
+        owners = [owner for item in kind.items for owner in self.chain.items[item].owners if owner >= 0]
+
+        def summed(column: Sequence[float]) -> list[float]:
+            return [sum(column[owner] for owner in owners if owner >= 0) for owners in self.chain.units]
+
+        seconds, state = [price.seconds for price in alone], [price.freed for price in alone]
+        held = [price.pinned + price.held for price in alone]
+        return HostSteps(
+            unit_costs(self._block_costs(kind, optimizer_on_host=True), self.chain),
+            np.array(summed(seconds)),
+            np.array(summed(held), dtype=np.int64),
+            np.array(summed(state), dtype=np.int64),
+            sum(seconds[owner] for owner in owners),
+            sum(held[owner] for owner in owners),
+            sum(state[owner] for owner in owners),
+        )
+
+    def _block_costs(self, kind: Kind, *, optimizer_on_host: bool) -> SavingCosts:
+        assert self.allowed is not None, "only asked where blocks may save"
+        return saving_costs(
+            self.profile.blocks,
+            self._forward_seconds[kind.devices[0]].tolist(),
+            recompute=self.allowed.recompute,
+            offload=self.allowed.offload,
+            stream=("frozen", "trainable") if self.allowed.offload else (),
+            timeline=self.profile.timeline,
+            training=self.profile.training,
+            optimizer_on_host=optimizer_on_host,
+        )
 
     @property
     def _any_memory(self) -> StageMemory:
         """What knows of units by themselves, which are within any reach."""
         return self.last_memory or self._memory(Reach.of(range(1, len(self.chain.units) + 1)))
 
-    def _memory(self, reach: Reach | None) -> StageMemory:
-        if reach not in self._memories:
-            self._memories[reach] = StageMemory(
-                self.profile.timeline,
+    def _memory(self, reach: Reach | None, *, without_state: bool = False) -> StageMemory:
+        key = reach, without_state
+        if key not in self._memories:
+            timeline, blocks = self.profile.timeline, len(self.profile.blocks)
+            self._memories[key] = StageMemory(
+                with_host(timeline, optimizer=range(blocks)) if without_state else timeline,
                 self.chain,
-                len(self.profile.blocks),
+                blocks,
                 self.micro_batches,
                 self.profile.training,
                 reach,
             )
-        return self._memories[reach]
+        return self._memories[key]
 
     @cached_property
     def _arrivals(self) -> Arrivals:

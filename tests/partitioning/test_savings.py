@@ -20,10 +20,15 @@ def test_pinned_buffers_are_rounded_up_to_powers_of_two() -> None:
 def test_weights_stream_where_they_may() -> None:
     costs = saving_costs(BLOCKS, [1.0, 2.0], stream=("frozen",))
     assert (costs.streamable.tolist(), costs.carried.tolist(), costs.staged.tolist()) == ([10, 0], [20, 0], [10, 0])
-    # All that stays of a trained block is on the host; its gradients go there as well.
+    # A trained block has state on its device, or is on the host as a whole; its gradients then go there as well.
     costs = saving_costs(BLOCKS, [1.0, 2.0], stream=("frozen", "trainable"))
-    assert (costs.streamable.tolist(), costs.carried.tolist(), costs.staged.tolist()) == ([10, 40], [20, 30], [10, 20])
-    assert costs.pinned_weights.tolist() == [16, 64]
+    assert (costs.static.tolist(), costs.streamable.tolist()) == ([10, 40], [10, 0])
+    costs = saving_costs(BLOCKS, [1.0, 2.0], stream=("frozen", "trainable"), optimizer_on_host=True)
+    assert (costs.streamable.tolist(), costs.carried.tolist(), costs.staged.tolist()) == ([10, 20], [20, 30], [10, 20])
+    assert costs.static.tolist() == [10, 20]
+    assert costs.pinned_weights.tolist() == [16, 16 + 16]
+    # Without a backward, weights come once.
+    assert saving_costs(BLOCKS, [1.0, 2.0], stream=("frozen",), training=False).carried.tolist() == [10, 0]
 
 
 def test_only_what_saves_memory_is_recomputed() -> None:
