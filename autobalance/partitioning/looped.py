@@ -17,23 +17,21 @@ from itertools import pairwise
 
 import numpy as np
 
+from autobalance.partitioning.cut_descent import MOST_NEIGHBOURS, Key, descend, neighbours
 from autobalance.partitioning.independent import Part, independent_parts
 from autobalance.partitioning.judge import Judged, judge
 from autobalance.partitioning.policies import NEARLY, balanced
 from autobalance.partitioning.problem import Problem, Solution
-from autobalance.partitioning.rounds import Costs, Cuts, Rounds, Ways
-from autobalance.partitioning.step_time import PRECISION
+from autobalance.partitioning.rounds import Costs, Cuts, Rounds, Ways, recomputing
+from autobalance.partitioning.savings import KEEP, RECOMPUTE
 
-# Ways of one step of a search, and launches that are timed in one search.
-_MOST_NEIGHBOURS = 512
+# Launches that are timed in one search.
 _MOST_LAUNCHES = 10**8
 # Searches after each of which the replay corrects the estimate.
 _CORRECTIONS = 6
 _ENOUGH = 2  # that fit
 # Further rounds in a row that gain nothing, after which no more are tried: stages of whole blocks are not always even.
 _PATIENCE = 2
-
-Key = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -141,14 +139,28 @@ class _Search:
             count = min(visits * len(order), stop - start)
             places += [order[stage % len(order)] for stage in range(count)]
             stages.append(len(places))
-        rounds = Rounds(self._problem, self._like.items, places)
         layout = [(*ends, *part) for ends, part in zip(pairwise(stages), parts, strict=True)]
         fixed = frozenset(stage - 1 for stage in stages[1:-1])
-        starts = [
-            _joined([rounds.even_in_time(*each) for each in layout], parts),
-            _joined([rounds.even_in_bytes(*each, self._budgets) for each in layout], parts),
-        ]
-        return self._refine(rounds, [cuts for cuts in starts if cuts is not None], fixed)
+        least = np.inf
+        # Blocks run again only where nothing fits without.
+        for saving in self._savings:
+            rounds = Rounds(self._problem, self._like.items, places, saving)
+            starts = [
+                _joined([rounds.even_in_time(*each) for each in layout], parts),
+                _joined([rounds.even_in_bytes(*each, self._budgets) for each in layout], parts),
+            ]
+            least = self._refine(rounds, [cuts for cuts in starts if cuts is not None], fixed)
+            if np.isfinite(least):
+                break
+        return least
+
+    @property
+    def _savings(self) -> list[tuple[str, ...]]:
+        """All blocks keep what they save; where that is allowed, all recompute it that can."""
+        allowed = self._problem.allowed
+        if allowed is None or not allowed.recompute or not self._problem.profile.training:
+            return [()]
+        return [(), recomputing(self._problem.profile)]
 
     def _refine(self, rounds: Rounds, starts: Sequence[Cuts], fixed: frozenset[int]) -> float:
         """Search by estimate, replay what was found, and search again with what the replay knew better."""
@@ -160,13 +172,14 @@ class _Search:
             if cuts in seen:
                 break
             seen.add(cuts)
-            solution, judged = self._judged(rounds, cuts)
+            told = self._restored(rounds, cuts, more)
+            solution, judged = self._judged(told, cuts)
             if all(peak <= budget for peak, budget in zip(self._held(judged.peaks), self._budgets, strict=True)):
                 self._found.append(Looped(solution, judged))
                 least, fitting = min(least, solution.key[0]), fitting + 1
             if fitting == _ENOUGH:
                 break
-            more = np.array(judged.peaks) - rounds.peaks(np.array([cuts]))[0]
+            more = np.array(judged.peaks) - told.peaks(np.array([cuts]))[0]
             starts = [cuts]
         return float(least)
 
@@ -179,15 +192,15 @@ class _Search:
         def evenest(ways: Ways) -> Costs:
             return self._costs(rounds, ways, more, limit)
 
-        steps = max(1, _MOST_LAUNCHES // (_MOST_NEIGHBOURS * rounds.launches))
+        steps = max(1, _MOST_LAUNCHES // (MOST_NEIGHBOURS * rounds.launches))
 
-        def neighbours(cuts: Cuts) -> Ways:
-            return _neighbours(cuts, rounds.units, fixed)
+        def near(cuts: Cuts) -> Ways:
+            return neighbours(cuts, rounds.units, fixed)
 
-        cuts, (_, least, *_) = _descend(starts, fastest, neighbours, steps)
+        cuts, (_, least, *_) = descend(starts, fastest, near, steps)
         if self._policy == "auto":
             limit = self._limit(least)
-            cuts, _ = _descend([cuts], evenest, neighbours, steps)
+            cuts, _ = descend([cuts], evenest, near, steps)
         return cuts
 
     def _costs(self, rounds: Rounds, ways: Ways, more: Costs, limit: float | None = None) -> Costs:
@@ -201,10 +214,25 @@ class _Search:
             return np.column_stack([over, *_KEYS[self._policy](uses.T, seconds)])
         return np.column_stack([over, np.maximum(0.0, seconds - limit), *_KEYS["balanced"](uses.T, seconds)])
 
+    def _restored(self, rounds: Rounds, cuts: Cuts, more: Costs) -> Rounds:
+        """The same where as many blocks keep what they save as there is room for, the slowest for their bytes first."""
+        if not rounds.saving:
+            return rounds
+        problem = self._problem
+        room = self._budgets - self._held(rounds.peaks(np.array([cuts])) + more)[0]
+        assignment, _ = problem.chain.assignment(rounds.stages(cuts), self._like.items)
+        freed, seconds = rounds.freed_bytes, problem.block_seconds
+        again = [block for block, word in enumerate(rounds.saving) if word == RECOMPUTE]
+        saving = list(rounds.saving)
+        for block in sorted(again, key=lambda block: -seconds[assignment[block]][block] / freed[block]):
+            if freed[block] <= room[assignment[block]]:
+                room[assignment[block]] -= freed[block]
+                saving[block] = KEEP
+        return Rounds(problem, self._like.items, rounds.places, saving)
+
     def _judged(self, rounds: Rounds, cuts: Cuts) -> tuple[Solution, Judged]:
         problem, like = self._problem, self._like
-        bounds = pairwise([0, *cuts, rounds.units])
-        stages = tuple((device, *ends) for device, ends in zip(rounds.places, bounds, strict=True))
+        stages, saving = rounds.stages(cuts), rounds.saving
         assignment, root = problem.chain.assignment(stages, like.items)
         judged = judge(
             problem.profile,
@@ -214,10 +242,11 @@ class _Search:
             problem.crossings,
             schedule=problem.schedule,
             micro_batches=problem.micro_batches,
+            saving=saving,
         )
         uses = self._held(judged.peaks) / np.maximum(1.0, self._budgets)
         key = tuple(float(entry) for entry in _KEYS[self._policy](uses, np.array(judged.seconds)))
-        return Solution(key, assignment, root, False, stages, like.items), judged
+        return Solution(key, assignment, root, False, stages, like.items, saving), judged
 
     def _held(self, peaks: Costs | Sequence[int]) -> Costs:
         """Bytes with those by which a device is known to stand above the replay."""
@@ -234,48 +263,3 @@ def _joined(cuts: Sequence[Cuts | None], parts: Sequence[Part]) -> Cuts | None:
             return None
         found += [*inside, stop]
     return tuple(found[:-1])
-
-
-def _descend(
-    starts: Sequence[Cuts], costs: Callable[[Ways], Costs], neighbours: Callable[[Cuts], Ways], steps: int
-) -> tuple[Cuts, Key]:
-    """From the best of several ways on take the best neighbour, again and again, until none is better."""
-    best: Cuts | None = None
-    least: Key = (np.inf,)
-    ways = np.array(starts, dtype=np.int64)
-    for _ in range(1 + steps):
-        keys = costs(ways)
-        first = int(np.lexsort(keys.T[::-1])[0])
-        price = tuple(keys[first].tolist())
-        if best is not None and not _is_less(price, least):
-            break
-        best, least = tuple(ways[first].tolist()), price
-        ways = neighbours(best)
-        if not len(ways):
-            break
-    assert best is not None, "there is a way to start from"
-    return best, least
-
-
-def _is_less(key: Key, other: Key) -> bool:
-    """Whether the first entries that differ by more than rounding differ downwards."""
-    pairs = ((mine, theirs) for mine, theirs in zip(key, other, strict=True))
-    return next((mine < theirs for mine, theirs in pairs if abs(mine - theirs) > PRECISION * abs(theirs)), False)
-
-
-def _neighbours(cuts: Cuts, units: int, fixed: frozenset[int]) -> Ways:
-    """Ways in which one stage has given a unit to another one, and those between them have moved by one.
-
-    Of many stages only those that are near one another give and take.
-    """
-    count = len(cuts)
-    farthest = max(1, _MOST_NEIGHBOURS // max(1, 2 * count))
-    pairs = [(i, j) for i in range(count) for j in range(i, min(count, i + farthest))]
-    first, last = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    here = np.arange(count)
-    moved = (first[:, None] <= here) & (here <= last[:, None])
-    moved = moved[~moved[:, sorted(fixed)].any(axis=1)]
-    ways: Ways = np.concatenate([np.array(cuts, dtype=np.int64) - moved, np.array(cuts, dtype=np.int64) + moved])
-    bounds = np.pad(ways, ((0, 0), (1, 1)))
-    bounds[:, -1] = units
-    return ways[(np.diff(bounds, axis=1) > 0).all(axis=1)]

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobalance.devices.links import link_matrix
 from autobalance.partitioning.problem import Problem
+from autobalance.partitioning.savings import KEEP, RECOMPUTE, saving_costs
 from autobalance.partitioning.times import device_seconds
 from autobalance.partitioning.transfers import received
+from autobalance.profiling.profile import Profile
 from autobalance.schedules.launches import launch_order
 
 Cuts = tuple[int, ...]
@@ -35,10 +38,14 @@ class Rounds:
         problem: whose chain is cut, with the schedule and the micro-batches.
         items: device of each item of the chain.
         places: device of each stage.
+        saving: `"keep"` or `"recompute"` for each block; empty: all keep what they save.
     """
 
-    def __init__(self, problem: Problem, items: Sequence[int], places: Sequence[int]) -> None:
+    def __init__(
+        self, problem: Problem, items: Sequence[int], places: Sequence[int], saving: Sequence[str] = ()
+    ) -> None:
         profile, chain = problem.profile, problem.chain
+        self.saving = tuple(saving) if RECOMPUTE in saving else ()
         self.places, self.units = tuple(places), len(chain.units)
         self._where = np.array(places)
         self._bound, self._floor = chain.bound, problem.floor
@@ -47,9 +54,14 @@ class Rounds:
         )
         owners = [[owner for owner in members if owner >= 0] for members in chain.units]
         held = problem.micro_batches if problem.schedule == "looped" and profile.training else 1
-        rows = profile.blocks
-        bytes_of = np.array([block.static + held * block.saved for block in rows], dtype=np.float64)
-        peaks = np.array([max(block.forward_transient, block.backward_transient) for block in rows], dtype=np.float64)
+        rows, again = (
+            profile.blocks,
+            np.array([word == RECOMPUTE for word in self.saving or [KEEP] * len(profile.blocks)]),
+        )
+        less = np.where(again, _less(profile), 0.0) if again.any() else np.zeros(len(rows))
+        self.freed_bytes = held * less
+        bytes_of = np.array([block.static + held * block.saved for block in rows], dtype=np.float64) - held * less
+        peaks = np.array([max(block.forward_transient, block.backward_transient) for block in rows]) + less
         self._bytes = _prefix(bytes_of, owners)
         self._transients = _largest_of(np.array([peaks[members].max(initial=0.0) for members in owners]))
         self._on_device = (self._where[:, None] == np.arange(len(problem.devices))).astype(np.float64)
@@ -59,10 +71,16 @@ class Rounds:
         self._beside = beside
         times = device_seconds(profile, problem.devices)
         self._forward = np.array([_prefix(forward, owners) for forward, _ in times])
-        self._backward = np.array([_prefix(backward, owners) for _, backward in times])
+        self._backward = np.array([_prefix(backward + again * forward, owners) for forward, backward in times])
         self._received = received(problem.crossings, chain.units, profile.training).astype(np.float64)
         before = [places[-1], *places[:-1]]  # the batch comes from the root, which is with the last block
         self._links = link_matrix(problem.devices)[before, self._where]
+
+    def stages(self, cuts: Cuts) -> tuple[tuple[int, int, int], ...]:
+        """(device, first unit, one past the last) of every stage."""
+        return tuple(
+            (device, *ends) for device, ends in zip(self.places, pairwise([0, *cuts, self.units]), strict=True)
+        )
 
     @cached_property
     def _ticks(self) -> list[tuple[bool, NDArray[np.int64], NDArray[np.int64]]]:
@@ -181,6 +199,22 @@ class Rounds:
             at = int(choice[at])
             cuts.append(at)
         return tuple(cuts[:-1])
+
+
+def recomputing(profile: Profile) -> tuple[str, ...]:
+    """All blocks that hold less so run their forward again; the others keep what they save.
+
+    Example:
+        >>> recomputing(profile)
+        ('recompute', 'recompute', 'keep')
+    """
+    return tuple(RECOMPUTE if less > 0 else KEEP for less in _less(profile))
+
+
+def _less(profile: Profile) -> Costs:
+    """Bytes that every block holds less between forward and backward where it is recomputed."""
+    costs = saving_costs(profile.blocks, [0.0] * len(profile.blocks), timeline=profile.timeline)
+    return np.where(costs.recomputable, costs.saved - costs.kept, 0).astype(np.float64)
 
 
 def _prefix(column: Costs, owners: Sequence[Sequence[int]]) -> Costs:

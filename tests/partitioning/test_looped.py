@@ -32,7 +32,10 @@ def _efficiency(found: Plan) -> float:
 
 
 def _walked(found: Plan) -> tuple[int, ...]:
-    """Peaks by a walk through the launches: static bytes once, transient ones up and down, saved ones to the end."""
+    """Peaks by a walk through the launches: static bytes once, transient ones up and down, saved ones to the end.
+
+    Blocks that are recomputed keep of what they save their inputs, until they run again.
+    """
     blocks, places = found.blocks, [stage.device for stage in found.stages]
     held = [sum(blocks[block].static for block in found.blocks_on(device)) for device in range(len(found.devices))]
     peaks = list(held)
@@ -40,8 +43,15 @@ def _walked(found: Plan) -> tuple[int, ...]:
         stage = found.stages[launch.stage]
         for block in reversed(stage.blocks) if launch.backward else stage.blocks:
             cost, here = blocks[block], stage.device
-            peaks[here] = max(peaks[here], held[here] + cost.forward_transient)
-            held[here] += -cost.saved if launch.backward else cost.saved
+            again = bool(found.saving) and found.saving[block] == "recompute"
+            rests = cost.inputs if again else cost.saved
+            for change in (cost.forward_transient, -cost.forward_transient):
+                held[here] += change
+                peaks[here] = max(peaks[here], held[here])
+            if launch.backward:
+                held[here] += cost.saved - rests
+                peaks[here] = max(peaks[here], held[here] + cost.backward_transient)
+            held[here] += -cost.saved if launch.backward else rests
             peaks[here] = max(peaks[here], held[here])
     return tuple(peaks)
 
@@ -64,6 +74,19 @@ def test_the_loop_is_taken_where_memory_allows_and_1f1b_where_it_does_not() -> N
     assert (allowed.schedule, allowed.step_time, allowed.peaks) == ("looped", 33.0, (18, 18, 18, 58))
     tight = plan(profile, [57] * 4, schedule=("1f1b", "looped"), micro_batches=4)
     assert (tight.schedule, tight.step_time, tight.peaks) == ("1f1b", 42.0, (18, 14, 10, 46))
+
+
+def test_blocks_of_a_loop_are_recomputed_as_far_as_memory_asks_for_it() -> None:
+    # Two blocks with 2 bytes of each of 4 micro-batches, and 2 bytes that stay, are 18.
+    profile, given = _equal(), {"schedule": "looped", "micro_batches": 4}
+    found = plan(profile, [16] * 4, recompute=True, **given)
+    assert len(found.stages) == 8
+    for device in range(4):
+        assert sorted(found.saving[block] for block in found.blocks_on(device)) == ["keep", "recompute"]
+    assert found.peaks == _walked(found)
+    assert 33.0 < found.step_time < 44.0  # with nothing, and everything, recomputed
+    with pytest.raises(InfeasiblePlanError):
+        plan(profile, [16] * 4, recompute=False, **given)
 
 
 def _random(rng: random.Random, blocks: int, batch_size: int) -> Profile:
@@ -92,6 +115,7 @@ def test_no_budget_is_exceeded_and_memory_is_that_of_a_walk_through_the_launches
     policy = rng.choice(("auto", "auto", "balanced", "balanced_low_0", "sequential"))
     pin = {f"block{rng.randrange(blocks)}": rng.randrange(devices)} if rng.random() < 0.3 else {}
     given = {"schedule": "looped", "micro_batches": micro_batches, "policy": policy, "pin": pin, "cache": False}
+    given["recompute"] = policy == "auto" and rng.random() < 0.5
     try:
         found = plan(profile, budgets, **given)
     except InfeasiblePlanError:
