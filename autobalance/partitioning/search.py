@@ -146,7 +146,10 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
     least = found.least if is_timed or may_loop or question.policy == "balanced" else _least_use(problem)
     if least is not None:
         bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())
-    advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)
+    advice: tuple[str, ...] = ()
+    # In a loop no single block decides how long a step takes: what lies behind it runs meanwhile.
+    if not (is_timed and may_loop):
+        advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)
     uses = [peak / max(1, budget) for peak, budget in zip(judged.peaks, question.budgets, strict=True)]
     notes = (
         *question.profile.notes,
