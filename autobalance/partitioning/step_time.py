@@ -109,14 +109,16 @@ class Fastest:
             found = self._least_sum(np.inf)
             return found.path if found is not None and found.total <= limit else None
         longest = (limit - least) / self._more
-        while longest >= self._tables.shortest:
+        # What lies beside the chain is part of every way, however short the stages are.
+        shortest = max([self._tables.shortest, *self._tables.beside]) * (1 - 2 * PRECISION)
+        while longest >= shortest:
             found = self._least_sum(longest)
             if found is None:
                 return None
             if self._timed(found).seconds <= limit:
                 return found.path
             # Rounding must not leave the longest stage where it is.
-            longest = min((limit - found.total) / self._more, found.longest * (1 - PRECISION))
+            longest = min((limit - found.total) / self._more, min(found.longest, longest) * (1 - PRECISION))
         return None
 
     def _refine(self, loosest: _Sum, best: Timed, enough: float, limit: float) -> Timed:
