@@ -47,12 +47,12 @@ class Judge:
     def _at(self, batch: int) -> Profile:
         return self.profile if batch == self.profile.batch_size else self.profile.scaled(batch)
 
-    def cases(self, devices: int, gib: int) -> Iterator[Case]:
-        """A batch of one, and the largest that our balanced plan fits, as a whole and in micro-batches."""
+    def cases(self, devices: int, gib: int, is_whole: bool) -> Iterator[Case]:
+        """A batch of one, and the largest that our balanced plan fits, as a whole and, if wanted, in micro-batches."""
         alone = Terms(devices, gib, 1)
         ours = largest_of_plans(self.at, lambda batch: self.plan("balanced", alone.at(batch)), alone.capacities)
         largest = alone.at(max(1, ours))
-        for terms in dict.fromkeys((alone, largest, largest.in_flight())):
+        for terms in dict.fromkeys((alone, largest, largest if is_whole else largest.in_flight())):
             found: dict[str, Judged | str] = {}
             for policy in POLICIES:
                 try:
@@ -127,6 +127,7 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--devices", nargs="+", type=int, default=list(DEVICES))
     parser.add_argument("--gib", nargs="+", type=int, default=list(GIB), help="of each device")
+    parser.add_argument("--whole", action="store_true", help="leave out the cases in micro-batches")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the profiles (default: %(default)s)")
     options = parser.parse_args()
     quiet()
@@ -138,7 +139,7 @@ def main() -> int:
             judge = Judge(name, mode, options.folder)
             for devices in options.devices:
                 for gib in options.gib:
-                    found += judge.cases(devices, gib)
+                    found += judge.cases(devices, gib, options.whole)
         console.print(model_table(name, found))
         cases += found
     for line in summary(cases):
