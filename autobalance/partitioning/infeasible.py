@@ -48,6 +48,8 @@ def infeasible(problem: Problem, remedies: Iterable[str] = ()) -> InfeasiblePlan
     found = (
         "no plan was found that CUDA's caching allocators can serve: free memory lies in pieces that are too small."
         if problem.ran_out
+        else "no plan was found that fits the devices and the host's memory."
+        if problem.is_short_of_host
         else "no plan was found that fits the devices; groups that must share a device are too many to try all places."
         if not problem.is_exact
         else "no plan was found that fits the devices; where gradients of one tensor meet, only some plans were tried."

@@ -110,7 +110,7 @@ def least_seconds(
     solved = search.solve()
     if solved is None:
         return None
-    found, bound = solved
+    found, bound = search.lightest(solved[0]), solved[1]
     saving = tuple(option.saving for option in found)
     streamed = tuple(start + at for at, option in enumerate(found) if option.streams)
     choice = _choice(costs, start, saving, streamed, in_flight, seconds, host_link)
@@ -185,6 +185,26 @@ class _Search:
             if not is_short and has_solver() and self._copies:
                 return self._by_program(best)
         return best, self._least
+
+    def lightest(self, best: list[Option]) -> list[Option]:
+        """A way that takes no longer and copies less, as far as one is found."""
+        if not any(option.copying for option in best):
+            return best
+        most = self._time(best)
+        if len(best) <= _SHORT:
+            found = self._descend(self._options, most * (1 + 2 * ROUNDING), _WIDTHS[0])
+            if found is not None and self._time(found) <= most * (1 + ROUNDING) and _copying(found) < _copying(best):
+                best = found
+        way = OneWay(best, self._in_flight)
+        for block in sorted(range(len(best)), key=lambda block: -best[block].copying):
+            before = way.options[block]
+            less = (option for option in self._options[block] if option.copying < before.copying)
+            for option in sorted(less, key=lambda option: option.copying):
+                way.put(block, option)
+                if self._fits(way) and self._time(way.options) <= most * (1 + ROUNDING):
+                    break
+                way.put(block, before)
+        return way.options
 
     def _narrow(self, best: list[Option], width: int) -> tuple[list[Option], bool]:
         """A way at least as fast, following so many ways at most, and whether none is faster."""
@@ -287,3 +307,7 @@ class _Search:
         bounds = np.where(states.pinned <= self._pinned, np.maximum(bounds, outer), np.inf)
         inner = states.total + states.staging - self._room
         return np.maximum(bounds, self._relaxation.least_inside(block, inner, states.seconds, states.copying))
+
+
+def _copying(chosen: Sequence[Option]) -> float:
+    return sum(option.copying for option in chosen)

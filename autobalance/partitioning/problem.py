@@ -28,6 +28,9 @@ _OBJECTIVES: dict[Policy, Literal["largest use", "step time"]] = {
     balanced: "largest use",
 }
 
+# Times that stages of a way have to do with less host memory before none is taken to fit.
+_MOST_TIGHTENED = 64
+
 Known = tuple[int, frozenset[int], int, int, int]
 """Budget of a device, items on it, micro-batches in flight, first unit and one past the last unit of a stage."""
 
@@ -73,10 +76,12 @@ class Problem(StageCosts):
     Attributes:
         known: stages that a replay found larger, and by how many bytes.
         ran_out: devices whose caching allocator would have run out under a plan whose tensors fit.
+        is_short_of_host: whether stages were held to parts of the host's memory, so that nothing is proved.
     """
 
     known: dict[Known, int] = field(default_factory=dict)
     ran_out: set[int] = field(default_factory=set)
+    is_short_of_host: bool = False
 
     def told(self, solution: Solution) -> list[int]:
         """Bytes per device that the tables say of a solution.
@@ -122,6 +127,7 @@ class Problem(StageCosts):
             excess=excess,
             known={},
             ran_out=set(),
+            is_short_of_host=False,
             savers={},
         )
 
@@ -162,7 +168,7 @@ class Problem(StageCosts):
         found, placement, kinds = best
         stages = _on_devices(found.path, kinds)
         assignment, root = self.chain.assignment(stages, placement)
-        proved = self.is_exact and not self._is_merged
+        proved = self.is_exact and not self._is_merged and not self.is_short_of_host
         saving, streamed = self._savings(found.path, kinds)
         choices = self._choices(found.path, kinds)
         bound = found.key[0] if proved else None if searched is None else searched.bound
@@ -302,11 +308,20 @@ class Problem(StageCosts):
             limits = widened(limits, needed, is_found=found is not None)
 
     def _chosen(self, policy: Policy, tables: Tables) -> Cut | None:
-        """Search until what its stages save is no bound any more, but the true choice."""
+        """Search until what its stages save is no bound any more, but the true choice, within the host's memory."""
+        host, tightened = self.allowed.host_memory if self.allowed is not None and self.allowed.offload else None, 0
         while True:
             found = policy(tables, self.micro_batches)
-            if found is None or not isinstance(tables, SavingTables) or not tables.choose(found.path):
+            if found is None or not isinstance(tables, SavingTables):
                 return found
+            if tables.choose(found.path):
+                continue
+            if host is None or tables.pinned(found.path) <= host:
+                return found
+            if tightened == _MOST_TIGHTENED:
+                return None
+            tables.tighten(found.path, host)
+            self.is_short_of_host, tightened = True, tightened + 1
 
     def _found_larger(self, kinds: Sequence[Kind]) -> dict[tuple[int, int, int, int], int]:
         return {

@@ -8,9 +8,14 @@ from dataclasses import replace
 from autobalance.partitioning.budgets import host_budget
 from autobalance.partitioning.candidate import Candidate, best_candidate
 from autobalance.partitioning.question import EXECUTABLE, RECOMPUTES, Question
+from autobalance.units import format_size
 
 # Numbers of micro-batches that are tried, as multiples of the number of devices.
 _SPLITS = (1, 2, 4)
+# Bytes of host memory that no plan reaches.
+_ANY = 2**62
+# Searches for a plan that needs less of it.
+_HALVINGS = 4
 
 
 def remedies(question: Question) -> Iterator[str]:
@@ -42,10 +47,33 @@ def remedies(question: Question) -> Iterator[str]:
             if found is not None:
                 yield f"recompute=True, schedule={schedule!r}, micro_batches={count}: {_told(found)}"
                 break
-    if not question.offload:
-        found = _answer(replace(question, policy="auto", offload=True, host_memory=host_budget(None)), *present)
-        if found is not None:
-            yield f"offload=True: {_told(found)}"
+    yield from _with_host_memory(replace(question, policy="auto", offload=True), *present, is_new=not question.offload)
+
+
+def _with_host_memory(question: Question, schedule: str, count: int, *, is_new: bool) -> Iterator[str]:
+    """What offloading would do with the host memory that there is, or how much of it is missing.
+
+    Args:
+        question: that may offload.
+        schedule: of the micro-batches.
+        count: how many there are.
+        is_new: whether that was not allowed before.
+    """
+    host = host_budget(None) if is_new else question.host_memory
+    if is_new and (found := _answer(replace(question, host_memory=host), schedule, count)) is not None:
+        yield f"offload=True: {_told(found)}"
+    elif (found := _answer(replace(question, host_memory=_ANY), schedule, count)) is not None:
+        low = host
+        for _ in range(_HALVINGS):
+            between = (low + found.solution.pinned) // 2
+            less = _answer(replace(question, host_memory=between), schedule, count)
+            found, low = (found, between) if less is None else (less, low)
+        needed = found.solution.pinned
+        yield (
+            f"{'offload=True with ' * is_new}more host memory: {format_size(needed)} are needed, "
+            f"{format_size(host)} may be used, {format_size(needed - host)} missing "
+            f"(max_memory={{'cpu': {needed}}}): {_told(found)}"
+        )
 
 
 def _answer(question: Question, schedule: str, count: int) -> Candidate | None:
@@ -65,7 +93,11 @@ def _told(found: Candidate) -> str:
             words.append(f"{count} of {len(saving)} blocks {does}")
     if streamed:
         words.append(f"the weights of {len(streamed)} blocks stream from the host")
+    if found.solution.host_optimizer:
+        words.append(f"the optimizer of {len(found.solution.host_optimizer)} devices is on the host")
     if found.judged.seconds:
         words.append(f"a step takes {found.judged.seconds:.3g} s")
-    runs = found.problem.schedule in EXECUTABLE and (RECOMPUTES or not saving) and not streamed
+    runs = (
+        found.problem.schedule in EXECUTABLE and (RECOMPUTES or "recompute" not in saving) and not found.solution.pinned
+    )
     return ", ".join(words) + ("" if runs else " (which can be planned, but not run yet)")

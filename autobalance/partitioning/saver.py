@@ -153,10 +153,21 @@ class Saver:
         self.choices[stage] = best
         return True
 
-    def limit_host(self, stage: Stage, most: int) -> None:
-        """Let a stage take no more host memory than that, and choose again."""
-        self._host_limits[stage] = most
+    def limit_host(self, stage: Stage, most: int | None) -> int | None:
+        """Let a stage take no more host memory than that, and choose again.
+
+        Args:
+            stage: which.
+            most: bytes; None: as any stage.
+
+        Returns:
+            What limited it before.
+        """
+        before = self._host_limits.pop(stage, None)
+        if most is not None:
+            self._host_limits[stage] = most
         self.choices.pop(stage, None)
+        return before
 
     def _choice(
         self, costs: SavingCosts, stage: Stage, seconds: float, peak: int, host_memory: int | None

@@ -14,6 +14,9 @@ from autobalance.partitioning.stage_memory import StageMemory
 from autobalance.partitioning.sweep import Path
 from autobalance.partitioning.tables import Table, Tables
 
+# Stages of a path, those that take most of it, among which one is looked for that can do with less host memory.
+_MOST_TRIALS = 4
+
 
 @dataclass
 class SavingTables(Tables):
@@ -58,20 +61,69 @@ class SavingTables(Tables):
         Returns:
             Whether any was not known before, so that the tables changed.
         """
-        is_new, before = False, -1
-        for number, (kind, start, stop) in enumerate(path):
-            left, at = len(path) - number, (start, stop - start - 1)
-            if self._over(kind, left)[at]:
-                held = self.in_flight(left)
-                plain = self.plain_time(kind)
-                seconds = float(plain[before if len(plain) > 1 else 0][at])
-                peak = int(self.peaks(kind, held)[at]) + self.kinds[kind].excess
-                less = self._peak_without_state(kind, (held, start, stop), peak)
-                if self.savers[kind].choose((held, start, stop), seconds, peak, less):
-                    is_new = True
-                    self._saved_times.pop((kind, held), None)
-                    self._saved_uses.pop((kind, held), None)
-            before = kind
+        new = [self._choose(path, number) for number in self._saving(path)]
+        return any(new)
+
+    def pinned(self, path: Path) -> int:
+        """Bytes of host memory that the stages of a path take, whose choices are known."""
+        return sum(choice.pinned for choice in self.choices(path) if choice is not None)
+
+    def tighten(self, path: Path, most: int) -> None:
+        """Choose again for stages of a path that take more host memory than there is.
+
+        The one whose time grows least goes without what is too much; where none can do without all of that, each gets
+        its share of what there is.
+
+        Args:
+            path: stages, whose choices are known.
+            most: bytes of host memory for all of them.
+        """
+        known = dict(enumerate(self.choices(path)))
+        pinned = {number: choice.pinned for number, choice in known.items() if choice is not None and choice.pinned}
+        total = sum(pinned.values())
+        trials: dict[int, float] = {}
+        for number in sorted(pinned, key=pinned.__getitem__, reverse=True)[:_MOST_TRIALS]:
+            if pinned[number] + most >= total:
+                was = self._limit(path, number, pinned[number] + most - total)
+                now = self.choices(path)[number]
+                choice = known[number]
+                if now is not None and choice is not None:
+                    trials[number] = now.seconds - choice.seconds
+                self._limit(path, number, was)
+        if trials:
+            least = min(trials, key=trials.__getitem__)
+            self._limit(path, least, pinned[least] + most - total)
+            return
+        for number, size in pinned.items():
+            self._limit(path, number, size * most // total)
+
+    def _limit(self, path: Path, number: int, most: int | None) -> int | None:
+        """Limit the host memory of one stage, and say what limited it before."""
+        kind, start, stop = path[number]
+        before = self.savers[kind].limit_host((self.in_flight(len(path) - number), start, stop), most)
+        self._choose(path, number)
+        return before
+
+    def _saving(self, path: Path) -> list[int]:
+        """Stages of a path that have to save."""
+        return [
+            number
+            for number, (kind, start, stop) in enumerate(path)
+            if self._over(kind, len(path) - number)[start, stop - start - 1]
+        ]
+
+    def _choose(self, path: Path, number: int) -> bool:
+        """Find the true choice of a stage; whether it was not known."""
+        (kind, start, stop), held = path[number], self.in_flight(len(path) - number)
+        before = path[number - 1][0] if number else -1
+        at, plain = (start, stop - start - 1), self.plain_time(kind)
+        seconds = float(plain[before if len(plain) > 1 else 0][at])
+        peak = int(self.peaks(kind, held)[at]) + self.kinds[kind].excess
+        less = self._peak_without_state(kind, (held, start, stop), peak)
+        is_new = self.savers[kind].choose((held, start, stop), seconds, peak, less)
+        if is_new:
+            self._saved_times.pop((kind, held), None)
+            self._saved_uses.pop((kind, held), None)
         return is_new
 
     def choices(self, path: Path) -> list[Choice | None]:
