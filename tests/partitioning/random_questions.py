@@ -80,6 +80,7 @@ def differences(question: Question, wanted: Best | None) -> list[str]:
         *_apart("peaks", plan.peaks, found.peaks),
         *_apart("step time", (plan.step_time,), (found.step_time,)),
         *_apart("value", (plan.value,), (value,)),
+        *_false_bounds(question, plan, wanted),
     ]
     mine = key_of(question, found)
     wrong = [
@@ -89,6 +90,15 @@ def differences(question: Question, wanted: Best | None) -> list[str]:
         or (question.policy == "auto" and found.step_time > NEAR * least * (1 + 2 * EPSILON))
     ]
     return [*said, *(wrong if len(wrong) == len(wanted.keys) else [])]
+
+
+def _false_bounds(question: Question, plan: Plan, wanted: Best) -> list[str]:
+    """Bounds above what is possible; those of uses hold for stages that keep all they save."""
+    if len(question.savings) > 1 and question.policy != "auto":
+        return []
+    possible = {"auto": max(wanted.least_times), "balanced": max(key[0] for key in wanted.keys)}
+    most = min(plan.value, possible.get(question.policy, plan.value)) * (1 + EPSILON)
+    return [f"the bound {name} is {bound}, {most} is possible" for name, bound in plan.bounds.items() if bound > most]
 
 
 def _kept(question: Question) -> list[str]:
