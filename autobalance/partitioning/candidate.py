@@ -203,6 +203,9 @@ def _true_key(
         (peak + known if peak else 0) / max(1, budget)
         for peak, known, budget in zip(judged.peaks, question.excess, question.budgets, strict=True)
     ]
+    # A device that has to save memory counts as full.
+    for device in solution.saves_on:
+        uses[device] = max(1.0, uses[device])
     if policy == "auto":
         # The times of the tables leave out where exactly a tensor comes from, if that makes a difference.
         nearly = solution.key[0] * (1 + NEARLY) if limit is None else limit

@@ -32,12 +32,14 @@ class Judged:
         peaks: bytes per device.
         seconds: of a step without the optimizer's.
         once: what optimizers on the host add to that once per step.
+        moved: bytes over the links to the host in a step, but for the optimizer's.
     """
 
     stages: tuple[Stage, ...]
     peaks: tuple[int, ...]
     seconds: float
     once: float = 0.0
+    moved: int = 0
 
 
 def judge(
@@ -102,7 +104,9 @@ def judge(
         for stage, share in zip(stages, _shares(profile, stages, away, micro_batches, devices), strict=True)
     ]
     once = _seconds(profile, with_host_steps, order, micro_batches, devices) - seconds if away else 0.0
-    return Judged(stages, tuple(peaks), seconds, once)
+    offloaded = (row.saved for row, word in zip(blocks, saving, strict=False) if word == "offload")
+    moved = micro_batches * (2 * sum(offloaded) + sum(carried.values()))
+    return Judged(stages, tuple(peaks), seconds, once, moved)
 
 
 def launched(

@@ -13,6 +13,7 @@ from autobalance.devices.links import link_matrix
 from autobalance.partitioning.item_search import Found, ItemSearch
 from autobalance.partitioning.kinds import Kind, kinds_for, merged
 from autobalance.partitioning.knapsack import Choice
+from autobalance.partitioning.lighter import copying_less
 from autobalance.partitioning.placements import MOST_COMBINATIONS, Placement, all_placements
 from autobalance.partitioning.policies import NEARLY, Cut, Policy, auto, balanced, fastest
 from autobalance.partitioning.reach import first_limits, limits_of, widened
@@ -64,6 +65,12 @@ class Solution:
     host_optimizer: tuple[int, ...] = ()
     pinned: int = 0
     bound: float | None = None
+
+    @property
+    def saves_on(self) -> frozenset[int]:
+        """Devices on which blocks save memory."""
+        saves = [self.assignment[block] for block, word in enumerate(self.saving) if word != "keep"]
+        return frozenset([*saves, *(self.assignment[block] for block in self.streamed), *self.host_optimizer])
 
 
 @dataclass
@@ -317,7 +324,8 @@ class Problem(StageCosts):
             if tables.choose(found.path):
                 continue
             if host is None or tables.pinned(found.path) <= host:
-                return found
+                may_copy = host is not None and policy is auto
+                return copying_less(tables, found, self.micro_batches, host or 0) if may_copy else found
             if tightened == _MOST_TIGHTENED:
                 return None
             tables.tighten(found.path, host)

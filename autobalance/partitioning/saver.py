@@ -104,7 +104,7 @@ class Saver:
             over: `[k, d]`: stages that do not fit so.
         """
         width = plain.shape[-1]
-        times = plain.copy()
+        times: Table = plain.copy()
         for before, seconds in enumerate(plain):
             least = self._least(held, seconds)
             times[before][over] = least[over]
@@ -119,8 +119,9 @@ class Saver:
         again = sum(
             float(self.costs.forward_time[start + at]) for at, word in enumerate(choice.saving) if word == "recompute"
         )
-        times: NDArray[np.float64] = np.maximum(plain + again, choice.carried / self.host_link)
-        return times + choice.once / self.micro_batches
+        copied = choice.carried / self.host_link
+        times: NDArray[np.float64] = np.maximum(plain + again, copied) + choice.once / self.micro_batches
+        return times
 
     def choose(self, stage: Stage, seconds: float, peak: int, peak_without_state: int) -> bool:
         """Find the true choice of a stage.
@@ -231,7 +232,8 @@ def unit_costs(blocks: SavingCosts, chain: Chain) -> SavingCosts:
     whole = [bool(((blocks.streamable > 0) | (blocks.static == 0))[owners].all()) for owners in units]
 
     def streamed(column: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.where(whole, summed(column), 0)
+        sums: NDArray[np.int64] = np.where(whole, summed(column), 0)
+        return sums
 
     return replace(
         blocks,

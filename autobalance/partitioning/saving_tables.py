@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,12 @@ class SavingTables(Tables):
         savers: for every kind.
         without_state: peaks of the stages where the optimizer's storages are on the host, given when they are needed;
             None: the rows tell what state leaves.
+        per_byte: seconds that a byte over the host link counts on top of the time.
     """
 
     savers: Sequence[Saver] = ()
     without_state: Callable[[], StageMemory] | None = None
+    per_byte: float = 0.0
     _saved_uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
     _saved_times: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
 
@@ -49,7 +51,8 @@ class SavingTables(Tables):
         held = self.in_flight(left)
         if (kind, held) not in self._saved_times:
             over = self._over(kind, left)
-            self._saved_times[kind, held] = self.savers[kind].seconds(held, self.plain_time(kind), over)
+            times = self.savers[kind].seconds(held, self.plain_time(kind), over)
+            self._saved_times[kind, held] = times + self.per_byte * self._moved(kind, left) if self.per_byte else times
         return self._saved_times[kind, held]
 
     def choose(self, path: Path) -> bool:
@@ -63,6 +66,18 @@ class SavingTables(Tables):
         """
         new = [self._choose(path, number) for number in self._saving(path)]
         return any(new)
+
+    def priced(self, per_byte: float) -> SavingTables:
+        """The same tables, in which bytes over the host link have a price in seconds.
+
+        Args:
+            per_byte: seconds.
+        """
+        return replace(self, per_byte=per_byte, _saved_times={}, _by_length={})
+
+    def moved(self, path: Path) -> int:
+        """Bytes that the stages of a path, whose choices are known, copy to and from the host for each micro-batch."""
+        return sum(choice.carried for choice in self.choices(path) if choice is not None)
 
     def pinned(self, path: Path) -> int:
         """Bytes of host memory that the stages of a path take, whose choices are known."""
@@ -145,6 +160,17 @@ class SavingTables(Tables):
             return peak - steps.freed(start, stop)
         found = self.without_state().banded(here.items, held, self.width)
         return int(found[start, stop - start - 1]) + here.excess
+
+    def _moved(self, kind: int, left: int) -> Table:
+        """Bytes over the host link of every stage; where its choice is not known, twice those that are too much."""
+        held, budget = self.in_flight(left), self.kinds[kind].budget - self.kinds[kind].excess
+        over = self._over(kind, left)
+        # Every micro-batch in flight saves a byte for each that is copied there and back.
+        moved: Table = np.where(over, np.maximum(0, self.peaks(kind, held) - budget) * (2 / held), 0.0)
+        for (count, start, stop), choice in self.savers[kind].choices.items():
+            if count == held and choice is not None and stop - start <= self.width and over[start, stop - start - 1]:
+                moved[start, stop - start - 1] = choice.carried
+        return moved
 
     def _over(self, kind: int, left: int) -> NDArray[np.bool_]:
         over: NDArray[np.bool_] = self.allowed(kind) & ~np.isfinite(super().use(kind, left))

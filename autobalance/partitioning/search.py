@@ -123,7 +123,11 @@ def _search(question: Question) -> Plan:
 
 
 def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
-    """The best of several ways to split the batch; by step time, the lightest of all that take nearly the least."""
+    """The best of several ways to split the batch.
+
+    By step time, that is of all that take nearly the least the one with the smallest largest use, or which copies least
+    to and from the host where all have to save memory.
+    """
     least = min(found, key=lambda candidate: candidate.key)
     if question.policy != "auto" or len(found) == 1:
         return least
@@ -131,7 +135,11 @@ def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
     near = [candidate.problem for candidate in found if candidate.key[0] <= limit]
     again = [best_candidate(question, problem.schedule, problem.micro_batches, limit)[1] for problem in near]
     lightest = [candidate for candidate in again if candidate is not None]
-    return min(lightest, key=lambda candidate: (candidate.key[1], candidate.judged.seconds), default=least)
+    return min(
+        lightest,
+        key=lambda candidate: (candidate.key[1], candidate.judged.moved, candidate.judged.seconds),
+        default=least,
+    )
 
 
 def _as_plan(question: Question, found: Candidate) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -140,9 +140,11 @@ class StageCosts:
         width = len(units) if reach is None else reach.width
         self.last_memory = self._memory(reach) if memory else self.last_memory
         saves = self.allowed is not None and memory and hard
-        made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds]) if saves else Tables
-        if saves and tells_optimizer(self.profile.timeline):
-            made = partial(made, without_state=partial(self._memory, reach, without_state=True))
+        made: Callable[..., Tables] = Tables
+        if saves:
+            knows = tells_optimizer(self.profile.timeline)
+            without_state = partial(self._memory, reach, without_state=True) if knows else None
+            made = partial(SavingTables, savers=[self._saver(kind) for kind in kinds], without_state=without_state)
         return made(
             kinds,
             self.chain,
