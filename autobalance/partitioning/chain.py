@@ -126,7 +126,10 @@ def _joined(blocks: int, together: Sequence[Sequence[int]]) -> list[tuple[int, .
     for group in together:
         leaders = {leader[block] for block in group}
         leader = [min(leaders) if found in leaders else found for found in leader]
-    return [tuple(block for block in range(blocks) if leader[block] == first) for first in sorted(set(leader))]
+    groups: dict[int, list[int]] = {}
+    for block, first in enumerate(leader):
+        groups.setdefault(first, []).append(block)
+    return [tuple(groups[first]) for first in sorted(groups)]
 
 
 def resolve_pins(profile: Profile, pin: Mapping[str, int] | None, devices: int) -> dict[int, int]:
