@@ -151,9 +151,11 @@ def _question(case: Case, seed: int) -> tuple[autobalance.Profile, list[Device]]
     parts = case.micro_batches
     profile = autobalance.Profile.from_costs(
         static.round().tolist(),
-        *((parts * each.round()).tolist() for each in (saved, transient)),
-        *((parts * work * share).tolist() for share in (1 / 3, 2 / 3)),
-        (parts * transfer.round())[:-1].tolist(),
+        saved=(parts * saved.round()).tolist(),
+        transient=(parts * transient.round()).tolist(),
+        forward_time=(parts * work / 3).tolist(),
+        backward_time=(parts * work * 2 / 3).tolist(),
+        transfer=(parts * transfer.round())[:-1].tolist(),
         batch_size=parts,
     )
     kept = 0.55 if case.recompute else 1.25

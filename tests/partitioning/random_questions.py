@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import autobalance
 from autobalance.devices.device import Device
@@ -69,7 +70,11 @@ def differences(question: Question, wanted: Best | None) -> list[str]:
     plan = ask(question)
     if plan is None or wanted is None:
         words = {False: "a plan", True: "no plan"}
-        return [] if plan is wanted else [f"the planner has {words[plan is None]}, the judge {words[wanted is None]}"]
+        return (
+            []
+            if plan is None and wanted is None
+            else [f"the planner has {words[plan is None]}, the judge {words[wanted is None]}"]
+        )
     saving = [word + "+stream" * (block in plan.streamed) for block, word in enumerate(plan.saving or _kept(question))]
     found = outcome(question, plan.assignment, saving, plan.micro_batches, plan.schedule)
     value = found.step_time if plan.objective == "step time" else max(found.uses)
@@ -161,7 +166,7 @@ def in_flight(rng: random.Random) -> Question:
     """Several micro-batches in a given schedule, with the saved bytes of all that are in flight."""
     question = device_types(rng) if rng.random() < 0.5 else chain(rng, blocks=6)
     samples = rng.choice((2, 3, 4, 6))
-    factor = {what: tuple(samples * size for size in getattr(question, what)) for what in _BYTES}
+    factor: dict[str, Any] = {what: tuple(samples * size for size in getattr(question, what)) for what in _BYTES}
     parts = rng.randint(2, samples)
     schedule = rng.choice(("gpipe", "1f1b"))
     question = replace(question, **factor, samples=samples, micro_batches=(parts,), schedules=(schedule,))
@@ -194,7 +199,9 @@ def _short(rng: random.Random, savings: tuple[str, ...], blocks: int) -> Questio
 
 def _first(question: Question, blocks: int) -> Question:
     """The first blocks of a chain."""
-    columns = {what: getattr(question, what)[:blocks] for what in ("static", *_BYTES, "forward", "backward")}
+    columns: dict[str, Any] = {
+        what: getattr(question, what)[:blocks] for what in ("static", *_BYTES, "forward", "backward")
+    }
     columns["transfer"] = (*columns["transfer"][:-1], 0)
     return replace(question, **columns)
 
