@@ -155,9 +155,15 @@ class Tables:
         peaks = np.zeros((self.units, self.width), dtype=np.int64)
         if self.memory is not None:
             peaks = self.memory.banded(here.items, held, self.width)
-        for (place, count, start, stop), more in self.known.items():
-            if (place, count) == (kind, held) and stop - start <= self.width:
-                peaks[start, stop - start - 1] += more
+        larger = {
+            (start, stop - start - 1): more
+            for (place, count, start, stop), more in self.known.items()
+            if (place, count) == (kind, held) and stop - start <= self.width
+        }
+        if larger:
+            peaks = peaks.copy()  # the memory gives the same array to whoever asks
+            for at, more in larger.items():
+                peaks[at] += more
         return peaks
 
     def _measure(self, kind: int, held: int) -> Table:
