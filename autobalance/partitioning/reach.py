@@ -107,12 +107,14 @@ def growth_of(
     own = (np.array(timeline.values, dtype=np.int64) < 0) & (of >= 0)
     if timeline.wholes:
         own &= np.array(timeline.wholes, dtype=np.int64) < 0
-    births, deaths = timeline.lives
+    storages, born = timeline.event_columns
+    changes = np.where(born, 1, -1)
     sizes = np.array(timeline.sizes, dtype=np.int64)
     instants = [position for name, position in timeline.marks if name.endswith(tuple(before))]
     held = np.zeros((len(instants), len(chain.units)), dtype=np.int64)
     for row, instant in zip(held, instants, strict=True):
-        alive = own & (births < instant) & (deaths >= instant)
+        # A storage that lives several times is not there in between.
+        alive = own & (np.bincount(storages[:instant], changes[:instant], len(own)) > 0)
         np.add.at(row, of[alive], sizes[alive])
     return Growth(held, np.min(np.array(seconds), axis=0))
 
