@@ -119,7 +119,7 @@ class Sweep:
 
     @property
     def path(self) -> Path:
-        """The stages of the best way; of equal ones, one that fills earlier kinds first, with the longest stages."""
+        """The stages of the best way; of equal ones, one with the fewest stages, of these the longest first."""
         firsts = [level[:, -1, 0] for level in self._values]
         left = next(left for left, first in enumerate(firsts) if first.min() == self.value)
         state = int(firsts[left].argmin())
@@ -150,17 +150,15 @@ class Sweep:
     def _step(self, left: int, state: int, before: int, unit: int) -> tuple[int, int, int]:
         places = self._values[0].shape[1]
         wanted = self._values[left][state, before if places > 1 else 0, unit]
-        best: tuple[int, int, int] | None = None
         for kind, moves in enumerate(self._states.moves[left]):
             for came_from in moves.came_from[moves.to == state].tolist():
                 cost = self._cost_of(kind, left)[:, before if places > 1 else 0, unit]
                 after = self._values[left - 1][came_from, kind if places > 1 else 0, unit + 1 :]
                 length = min(len(cost), len(after))
                 stops = np.flatnonzero(self._combine(after[:length], cost[:length]) == wanted)
-                if len(stops) and best is None:
-                    best = (kind, unit + 1 + int(stops[-1]), came_from)
-        assert best is not None, "every value comes from some stage"
-        return best
+                if len(stops):
+                    return kind, unit + 1 + int(stops[-1]), came_from
+        raise AssertionError("every value comes from some stage")
 
 
 def _windows(after: Costs, width: int) -> Costs:
