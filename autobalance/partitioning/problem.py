@@ -15,7 +15,7 @@ from autobalance.partitioning.kinds import Kind, kinds_for, merged
 from autobalance.partitioning.knapsack import Choice
 from autobalance.partitioning.lighter import copying_less
 from autobalance.partitioning.placements import MOST_COMBINATIONS, Placement, all_placements
-from autobalance.partitioning.policies import NEARLY, Cut, Policy, auto, balanced, fastest
+from autobalance.partitioning.policies import NEARLY, Cut, Policy, auto, balanced, fastest, sequential
 from autobalance.partitioning.reach import first_limits, limits_of, widened
 from autobalance.partitioning.saver import Saver
 from autobalance.partitioning.saving_tables import SavingTables
@@ -113,7 +113,7 @@ class Problem(StageCosts):
     @property
     def is_exact(self) -> bool:
         """Whether all placements of the items can be tried, so that what `solve` finds, or does not, is proved."""
-        return len(self._placements) <= MOST_COMBINATIONS
+        return len(self._placements(balanced)) <= MOST_COMBINATIONS
 
     def on_equal_devices(self, count: int, budget: int) -> Problem:
         """The same problem on other devices, all like the one with the largest budget.
@@ -165,8 +165,10 @@ class Problem(StageCosts):
             None where budgets leave no way, or where none was found and not all could be tried.
         """
         best: tuple[Cut, tuple[int, ...], tuple[Kind, ...]] | None = None
-        searched = None if self.is_exact else self._search_items(policy, hard)
-        for placement in self._placements if searched is None else [searched.placement]:
+        placements = self._placements(policy)
+        is_exact = len(placements) <= MOST_COMBINATIONS
+        searched = None if is_exact else self._search_items(policy, hard)
+        for placement in placements if searched is None else [searched.placement]:
             kinds, found = self._cut(policy, placement, hard, memory, transfers, within)
             if found is not None and (best is None or found.key < best[0].key):
                 best = found, placement, kinds
@@ -175,7 +177,7 @@ class Problem(StageCosts):
         found, placement, kinds = best
         stages = _on_devices(found.path, kinds)
         assignment, root = self.chain.assignment(stages, placement)
-        proved = self.is_exact and not self._is_merged and not self.is_short_of_host
+        proved = is_exact and not self._is_merged and not self.is_short_of_host
         saving, streamed = self._savings(found.path, kinds)
         choices = self._choices(found.path, kinds)
         bound = found.key[0] if proved else None if searched is None else searched.bound
@@ -253,11 +255,12 @@ class Problem(StageCosts):
         savers = (saver for kind, saver in self.savers.items() if device in kind.devices)
         return next((saver for saver in savers if saver.choices.get((held, start, stop)) is not None), None)
 
-    @cached_property
-    def _placements(self) -> list[Placement]:
+    def _placements(self, policy: Policy) -> list[Placement]:
+        """Where the items may go; where devices are filled in order, none of them is like another."""
         kinds = kinds_for(self.devices, self.budgets, self.excess, self.chain, ())
         given = [item.device for item in self.chain.items]
-        return all_placements(given, [kind.devices for kind in kinds], MOST_COMBINATIONS)
+        alike = [(device,) for kind in kinds for device in kind.devices] if policy is sequential else None
+        return all_placements(given, alike or [kind.devices for kind in kinds], MOST_COMBINATIONS)
 
     def _search_items(self, policy: Policy, hard: bool) -> Found:
         def cost(placement: Placement) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from autobalance.profiling.roofline import Work
@@ -57,6 +57,10 @@ class BlockCost:
         return tuple(self.name.split("+"))
 
 
+_BYTES = tuple(column.name for column in fields(BlockCost) if column.type == "int")
+_SECONDS = tuple(column.name for column in fields(BlockCost) if column.type == "float")
+
+
 def between(block: BlockCost, other: BlockCost, way: float) -> BlockCost:
     """The row that lies `way` of the way from one to another, beyond it where `way` is above 1.
 
@@ -69,16 +73,15 @@ def between(block: BlockCost, other: BlockCost, way: float) -> BlockCost:
         other: at 1.
         way: where.
     """
-    numbers: dict[str, Any] = {}
-    for column in fields(BlockCost):
-        here, there = getattr(block, column.name), getattr(other, column.name)
-        if isinstance(here, int):
-            numbers[column.name] = max(0, round(here + way * (there - here)))
-        elif isinstance(here, float):
-            numbers[column.name] = max(0.0, here + way * (there - here))
-    for work in ("forward_work", "backward_work"):
-        numbers[work] = _work_between(getattr(block, work), getattr(other, work), way)
-    return replace(block, **numbers)
+    here, there = vars(block), vars(other)
+    numbers: dict[str, Any] = dict(here)
+    for name in _BYTES:
+        numbers[name] = max(0, round(here[name] + way * (there[name] - here[name])))
+    for name in _SECONDS:
+        numbers[name] = max(0.0, here[name] + way * (there[name] - here[name]))
+    for name in ("forward_work", "backward_work"):
+        numbers[name] = _work_between(here[name], there[name], way)
+    return BlockCost(**numbers)
 
 
 def _work_between(parts: tuple[Work, ...], others: tuple[Work, ...], way: float) -> tuple[Work, ...]:

@@ -62,4 +62,4 @@ def test_devices_that_may_change_places_are_tried_once() -> None:
     chain = build_chain(Profile.from_costs([1] * 6, together=groups), {}, None, free_pins=False)
     alike = Problem(Profile.from_costs([1] * 6), chain, parse_devices([9] * 8), (9,) * 8)
     # Both on the first device, or the second on the next one: all other ways are like these.
-    assert alike._placements == [(0, 0), (0, 1)]
+    assert alike._placements(balanced) == [(0, 0), (0, 1)]
