@@ -1,4 +1,4 @@
-"""What a plan leaves out, in words: devices that stay empty, and plans whose memory would fall into pieces."""
+"""What a plan leaves out, in words: empty devices, optimizers on the host, plans whose memory falls into pieces."""
 
 from __future__ import annotations
 
@@ -33,6 +33,29 @@ def note_on_empty_devices(assignment: Sequence[int], root: int, devices: int) ->
     return (
         f"{named} empty: with {'them' if len(empty) > 1 else 'it'} a step would be over {NEARLY:.0%} slower, or the "
         f"fullest device no emptier; policy='balanced' levels memory over all devices, whatever time that takes",
+    )
+
+
+def note_on_host(devices: Sequence[int], seconds: float) -> tuple[str, ...]:
+    """What optimizers on the host take, which no micro-batch does and the step time therefore leaves out.
+
+    Example:
+        >>> note_on_host([0, 2], seconds=0.31)
+        ("the optimizers of devices 0, 2 run on the host, which takes about 0.31 s once per step, apart from ...",)
+
+    Args:
+        devices: whose optimizer state is on the host.
+        seconds: once per step.
+
+    Returns:
+        One line; none where no optimizer is on the host.
+    """
+    if not devices:
+        return ()
+    whose = f"optimizers of devices {', '.join(map(str, devices))} run" if len(devices) > 1 else ""
+    return (
+        f"the {whose or f'optimizer of device {devices[0]} runs'} on the host, which takes about {seconds:.2g} s once "
+        f"per step, apart from the step time",
     )
 
 

@@ -93,8 +93,8 @@ def _told(found: Candidate) -> str:
             words.append(f"{count} of {len(saving)} blocks {does}")
     if streamed:
         words.append(f"the weights of {len(streamed)} blocks stream from the host")
-    if found.solution.host_optimizer:
-        words.append(f"the optimizer of {len(found.solution.host_optimizer)} devices is on the host")
+    if count := len(found.solution.host_optimizer):
+        words.append(f"the optimizer of {count} device{'s' * (count > 1)} is on the host")
     if found.judged.seconds:
         words.append(f"a step takes {found.judged.seconds:.3g} s")
     runs = (

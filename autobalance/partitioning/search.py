@@ -12,7 +12,7 @@ from autobalance.partitioning.budgets import budgets_of, host_budget, without_ho
 from autobalance.partitioning.candidate import Candidate, best_candidate
 from autobalance.partitioning.chain import resolve_pins
 from autobalance.partitioning.infeasible import infeasible
-from autobalance.partitioning.left_out import note_on_empty_devices, note_on_pieces
+from autobalance.partitioning.left_out import note_on_empty_devices, note_on_host, note_on_pieces
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.policies import NEARLY, balanced, policy_name
 from autobalance.partitioning.problem import Problem
@@ -70,8 +70,9 @@ def plan(
         pin: name of a block, or of something outside the blocks -> position in `devices`.
         recompute: whether blocks may run their forward again in the backward in place of keeping what it saves, where
             that is needed to fit or makes the step shorter; `"auto"`: where that can be run, which it cannot yet.
-        offload: whether what blocks save may go to host memory until their backward, and weights may stay there and
-            stream to the device when they are needed. `max_memory["cpu"]` limits it; else all that is free may be
+        offload: whether what blocks save may go to host memory until their backward, weights may stay there and stream
+            to the device when they are needed, and the optimizer's state may stay there, where that is needed to fit or
+            makes the step shorter. `max_memory["cpu"]` limits it for all devices together; else all that is free may be
             taken.
         cache: remember the plan in this process and give it again for the same question.
         excess: bytes by which each device is known to stand above the replay (an earlier plan's installed trace less
@@ -154,14 +155,18 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
     least = found.least if is_timed or may_loop or question.policy == "balanced" else _least_use(problem)
     if least is not None:
         bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())
+    uses = [peak / max(1, budget) for peak, budget in zip(judged.peaks, question.budgets, strict=True)]
+    if solution.saves_on and not is_timed:
+        # These are bounds of devices that hold all; one that saves memory counts as full, and may hold less than that.
+        bounds = {}
     advice: tuple[str, ...] = ()
     # In a loop no single block decides how long a step takes: what lies behind it runs meanwhile.
-    if not (is_timed and may_loop):
+    if bounds and not (is_timed and may_loop):
         advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)
-    uses = [peak / max(1, budget) for peak, budget in zip(judged.peaks, question.budgets, strict=True)]
     notes = (
         *question.profile.notes,
         *(note_on_empty_devices(solution.assignment, solution.root, len(question.devices)) if is_timed else ()),
+        *note_on_host(solution.host_optimizer, judged.once),
         *note_on_pieces(problem),
     )
     return Plan(
