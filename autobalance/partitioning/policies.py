@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobalance.partitioning.step_time import PRECISION, Fastest
+from autobalance.partitioning.step_time import PRECISION, Fastest, Timed
 from autobalance.partitioning.sweep import CostOf, Costs, Path, Sweep
 from autobalance.partitioning.tables import Tables
 
@@ -44,7 +44,7 @@ def auto(tables: Tables, micro_batches: int) -> Cut | None:
     """
     if not _bases_allowed(tables):
         return None
-    best = Fastest(tables, micro_batches).search()
+    best = _fastest(tables, micro_batches)
     if best is None:
         return None
     seconds = max(best.seconds, tables.floor)
@@ -68,17 +68,18 @@ def auto(tables: Tables, micro_batches: int) -> Cut | None:
             else:
                 use, path = _largest_use(tables, found), found
                 high = int(np.searchsorted(values, use))
-    return Cut((seconds, use), _evenest_in_time(tables, micro_batches, use, limit) or path)
-
-
-def _evenest_in_time(tables: Tables, micro_batches: int, use: float, limit: float) -> Path | None:
-    """Of the ways with a largest use and within a step time the evenest, if that is one of them, else the fastest."""
-    ways = Fastest(tables, micro_batches, use)
+    # Of the ways with that use the evenest, if it is one of those that take no longer.
     even = _evenest(tables, use, ())
-    if even is not None and ways.seconds_of(even.path) <= limit:
-        return even.path
-    quickest = ways.search(limit=limit)
-    return None if quickest is None else quickest.path
+    if even is not None and Fastest(tables, micro_batches, use).seconds_of(even.path) <= limit:
+        path = even.path
+    return Cut((seconds, use), path)
+
+
+def _fastest(tables: Tables, micro_batches: int) -> Timed | None:
+    """The least step time of some tables, which remember it."""
+    if micro_batches not in tables.fastest:
+        tables.fastest[micro_batches] = Fastest(tables, micro_batches).search()
+    return tables.fastest[micro_batches]
 
 
 def fastest(tables: Tables, micro_batches: int) -> Cut | None:
@@ -87,7 +88,7 @@ def fastest(tables: Tables, micro_batches: int) -> Cut | None:
     Example:
         >>> fastest(tables, micro_batches=8)
     """
-    found = Fastest(tables, micro_batches).search() if _bases_allowed(tables) else None
+    found = _fastest(tables, micro_batches) if _bases_allowed(tables) else None
     return None if found is None else Cut((max(found.seconds, tables.floor),), found.path)
 
 

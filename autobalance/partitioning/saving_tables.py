@@ -73,7 +73,7 @@ class SavingTables(Tables):
         Args:
             per_byte: seconds.
         """
-        return replace(self, per_byte=per_byte, _saved_times={}, _by_length={})
+        return replace(self, per_byte=per_byte, fastest={}, _saved_times={}, _by_length={})
 
     def moved(self, path: Path) -> int:
         """Bytes that the stages of a path, whose choices are known, copy to and from the host for each micro-batch."""
@@ -137,6 +137,7 @@ class SavingTables(Tables):
         less = self._peak_without_state(kind, (held, start, stop), peak)
         is_new = self.savers[kind].choose((held, start, stop), seconds, peak, less)
         if is_new:
+            self.fastest.clear()
             self._saved_times.pop((kind, held), None)
             self._saved_uses.pop((kind, held), None)
         return is_new

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,7 @@ class Tables:
         limit: seconds within which the lightest way is wanted; None: nearly the least of these tables.
         hard: False lets devices go over their budgets.
         known: `(kind, in flight, start, stop)` -> bytes that a replay found more than the tables say.
+        fastest: number of micro-batches -> the fastest way, once it is known.
     """
 
     kinds: tuple[Kind, ...]
@@ -75,6 +77,7 @@ class Tables:
     limit: float | None = None
     hard: bool = True
     known: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
+    fastest: dict[int, Any] = field(default_factory=dict, repr=False)
     _by_length: dict[int, tuple[Table, Table]] = field(default_factory=dict, repr=False)
     _uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
     _times: dict[int, Table] = field(default_factory=dict, repr=False)
