@@ -53,10 +53,12 @@ class Arrivals:
             width: units of the longest stage.
         """
         links = self._links(kinds)
-        before = _rows(links, passes_on_alone=self._passes_on_alone)
+        fastest = _fastest(links)
+        before = _rows(links, fastest, passes_on_alone=self._passes_on_alone)
+        between_units, with_root = (band(matrix, width, 0) for matrix in self._between_units)
         tables = []
         for at, kind in enumerate(kinds):
-            seconds = band(self._between_units, width, 0) / before[:, at, None, None]
+            seconds = between_units / before[:, at, None, None] + with_root / fastest[at]
             for other, there in enumerate(kinds):
                 for item in there.items - kind.items:
                     # Both ways are as fast: a link is as fast as the slower of its ends.
@@ -85,21 +87,30 @@ class Arrivals:
         places = self._places
         return all(
             places[target] <= places[crossing.source] + 1
-            for crossing in self.crossings
-            if crossing.source in places and crossing.source != ROOT
+            for crossing in self._inside
+            if not _has_root(crossing)
             for target in crossing.targets
-            if target in places and target != ROOT
         )
 
     @cached_property
-    def _between_units(self) -> Matrix:
-        inside = [
+    def _between_units(self) -> tuple[Matrix, Matrix]:
+        """Bytes that come into every stage from other blocks of the chain, and between its root and blocks."""
+        with_root = [crossing for crossing in self._inside if _has_root(crossing)]
+        others = [crossing for crossing in self._inside if not _has_root(crossing)]
+        return (
+            received(others, self.chain.units, self.training),
+            received(with_root, self.chain.units, self.training),
+        )
+
+    @cached_property
+    def _inside(self) -> list[Crossing]:
+        """Tensors that go from unit to unit."""
+        return [
             replace(crossing, targets=targets)
             for crossing in self.crossings
             if crossing.source in self._places
             and (targets := tuple(target for target in crossing.targets if target in self._places))
         ]
-        return received(inside, self.chain.units, self.training)
 
     @cached_property
     def _with_items(self) -> list[Matrix]:
@@ -121,14 +132,21 @@ class Arrivals:
         return between
 
 
-def _rows(links: Seconds, *, passes_on_alone: bool) -> Seconds:
-    """Links into each kind, by the kind before it."""
-    finite = np.isfinite(links)
-    if not finite.any():
-        return np.full((1, len(links)), np.inf)
-    # Tensors of the batch come from the root, which is somewhere else.
-    fastest: Seconds = np.where(finite, links, 0.0).max(axis=0, keepdims=True)
+def _has_root(crossing: Crossing) -> bool:
+    """Whether a tensor comes from the root or goes there, which is seldom the stage before."""
+    return ROOT in (crossing.source, *crossing.targets)
+
+
+def _fastest(links: Seconds) -> Seconds:
+    """The fastest link into each kind; infinite where there is none."""
+    fastest: Seconds = np.where(np.isfinite(links), links, 0.0).max(axis=0)
     fastest[fastest == 0] = np.inf
-    if not passes_on_alone or (links[finite] == links[finite][0]).all():
-        return fastest
-    return np.concatenate([links, fastest])
+    return fastest
+
+
+def _rows(links: Seconds, fastest: Seconds, *, passes_on_alone: bool) -> Seconds:
+    """Links into each kind, by the kind before it; the last row is for the first stage."""
+    finite = links[np.isfinite(links)]
+    if not passes_on_alone or (finite == finite[:1]).all():
+        return fastest[None]
+    return np.vstack([links, fastest[None]]).astype(np.float64)

@@ -127,7 +127,7 @@ def stages_of(
 
     A tensor travels to each other device once, over the link from the device it comes from, and counts with the first
     stage there that takes it; in training the gradient of one that needs it comes back over the same link. What the
-    root takes counts with the stage that sends it, which for outputs and losses is the last one.
+    root takes counts with the last stage where that is on its device, and else with the stage that sends it.
 
     Example:
         >>> stages_of(profile, [0, 0, 1], root=1, devices=devices, crossings=crossings_of(profile))
@@ -179,7 +179,8 @@ def _receive(
         source = root if crossing.source == ROOT else assignment[crossing.source]
         counted: dict[int, int] = {}  # device -> the stage that its copy counts with
         if ROOT in crossing.targets and crossing.source != ROOT:
-            counted[root] = stage_of[crossing.source]
+            # The root works with the last stage, if that is on its device.
+            counted[root] = len(runs) - 1 if runs[-1][2] == root else stage_of[crossing.source]
         for block in sorted(target for target in crossing.targets if target != ROOT):
             counted.setdefault(assignment[block], stage_of[block])
         ways = 2 if training and crossing.has_gradient else 1

@@ -124,12 +124,19 @@ def test_a_tensor_goes_to_each_device_once_and_over_its_own_link() -> None:
     crossings = [
         Crossing(0, (1, 2, 3), 30, has_gradient=True),  # b takes it twice, c once
         Crossing(ROOT, (0, 3), 6, has_gradient=False),  # the batch lies on c already
-        Crossing(0, (ROOT, 3), 8, has_gradient=True),  # c's copy counts with who sends it to the root
+        Crossing(0, (ROOT, 3), 8, has_gradient=True),  # c's copy counts with the last stage, where the root is
     ]
     profile = Profile.from_costs([1] * 4)
     stages = stages_of(profile, [0, 1, 1, 2], 2, devices, crossings)
-    assert [stage.received for stage in stages] == [6 + 2 * 8, 2 * 30, 2 * 30]
-    assert [stage.receive_time for stage in stages] == [6 / 2 + 16 / 2, 60 / 5, 60 / 2]
+    assert [stage.received for stage in stages] == [6, 2 * 30, 2 * 30 + 2 * 8]
+    assert [stage.receive_time for stage in stages] == [6 / 2, 60 / 5, 60 / 2 + 16 / 2]
+
+
+def test_what_a_root_that_is_not_with_the_last_stage_takes_counts_with_who_sends_it() -> None:
+    devices = [Device("a", 1, link=10.0), Device("b", 1, link=5.0)]
+    crossings = [Crossing(0, (ROOT,), 30, has_gradient=False), Crossing(1, (ROOT,), 20, has_gradient=False)]
+    stages = stages_of(Profile.from_costs([1] * 2), [0, 1], 0, devices, crossings)
+    assert [stage.received for stage in stages] == [0, 20]
 
 
 def test_recomputed_blocks_run_forward_twice_and_copies_to_the_host_run_beside() -> None:
