@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind
 from autobalance.partitioning.stage_memory import StageMemory
 from autobalance.partitioning.stage_peaks import Matrix, Reach
+
+if TYPE_CHECKING:  # which searches these tables
+    from autobalance.partitioning.step_time import Timed
 
 Table = NDArray[np.float64]
 
@@ -77,7 +80,7 @@ class Tables:
     limit: float | None = None
     hard: bool = True
     known: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
-    fastest: dict[int, Any] = field(default_factory=dict, repr=False)
+    fastest: dict[int, Timed | None] = field(default_factory=dict, repr=False)
     _by_length: dict[int, tuple[Table, Table]] = field(default_factory=dict, repr=False)
     _uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
     _times: dict[int, Table] = field(default_factory=dict, repr=False)
