@@ -32,7 +32,7 @@ class Question:
         excess: bytes by which each device is known to stand above the replay.
         schedules: that may be chosen.
         micro_batches: that may be chosen; empty: any.
-        recompute: whether blocks may recompute what they save; None: where nothing fits without.
+        recompute: whether blocks may recompute what they save; None: where that can be run.
         offload: whether host memory may be used.
         host_memory: bytes of it.
     """

@@ -68,13 +68,3 @@ def test_a_stage_that_held_more_than_it_was_to_saves_more() -> None:
     assert choice is not None
     assert choice.saving == ("recompute", "recompute", "keep")
     assert tables.time(0, 1)[0, 0, 2] == 21.0 + 3.0
-
-
-def test_units_take_what_their_blocks_take() -> None:
-    profile = Profile.from_costs([1, 2, 4], saved=[10, 20, 40], transient=[7, 5, 3], forward_time=[1, 2, 4])
-    units = unit_costs(saving_costs(profile.blocks, [1.0, 2.0, 4.0]), Chain(((0, 1), (2, ROOT)), (), {}))
-    assert units.static.tolist() == [3, 4]
-    assert units.saved.tolist() == [30, 40]
-    assert units.forward_transient.tolist() == [7, 3]
-    assert units.forward_time.tolist() == [3.0, 4.0]
-    assert units.recomputable.tolist() == [True, True]
