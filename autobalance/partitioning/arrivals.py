@@ -13,7 +13,8 @@ from autobalance.devices.device import Device
 from autobalance.devices.links import link_between
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind
-from autobalance.partitioning.stage_peaks import Matrix, band
+from autobalance.partitioning.shared_values import Matrix
+from autobalance.partitioning.stage_peaks import band
 from autobalance.partitioning.transfers import Crossing, received
 from autobalance.profiling.timeline import ROOT
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from autobalance.partitioning.stage_peaks import EVERYWHERE, NOWHERE
+from autobalance.partitioning.shared_values import EVERYWHERE, NOWHERE
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import HOST, ROOT
 

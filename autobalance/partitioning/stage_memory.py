@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from autobalance.partitioning.chain import Chain
-from autobalance.partitioning.stage_peaks import NOWHERE, Matrix, Reach, band, stage_windows
+from autobalance.partitioning.shared_values import NOWHERE, Matrix
+from autobalance.partitioning.stage_peaks import Reach, band, stage_windows
 from autobalance.profiling.timeline import Timeline
 from autobalance.schedules.launches import launch_order
 from autobalance.timelines.meeting import least

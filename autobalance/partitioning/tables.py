@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind
+from autobalance.partitioning.shared_values import Matrix
 from autobalance.partitioning.stage_memory import StageMemory
-from autobalance.partitioning.stage_peaks import Matrix, Reach
+from autobalance.partitioning.stage_peaks import Reach
 
 if TYPE_CHECKING:  # which searches these tables
     from autobalance.partitioning.step_time import Timed

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autobalance.partitioning.chain import Item, build_chain
-from autobalance.partitioning.stage_peaks import EVERYWHERE, NOWHERE
+from autobalance.partitioning.shared_values import EVERYWHERE, NOWHERE
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import HOST, ROOT
 

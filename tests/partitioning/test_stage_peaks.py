@@ -6,7 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from autobalance.partitioning.stage_peaks import EVERYWHERE, NOWHERE, Reach, band, stage_peaks, stage_windows
+from autobalance.partitioning.shared_values import EVERYWHERE, NOWHERE
+from autobalance.partitioning.stage_peaks import Reach, band, stage_peaks, stage_windows
 from autobalance.profiling.timeline import HOST, ROOT, Timeline
 
 
