@@ -209,34 +209,3 @@ def _table_of(steps: list[Step], blocks: int) -> _Table:
         np.cumsum(table, axis=0, out=table)
         np.cumsum(table, axis=1, out=table)
     return _Table(gains, prices, np.array([step.ratio for step in steps]))
-
-
-def seconds_bounds(
-    costs: SavingCosts,
-    longest: int,
-    *,
-    in_flight: int,
-    capacity: int,
-    seconds: Numbers,
-    host_link: float = np.inf,
-) -> Numbers:
-    """Bounds of the stages of a chain for one number of micro-batches and one capacity.
-
-    `WindowBounds` makes its tables once for all of them.
-
-    Example:
-        >>> seconds_bounds(costs, 64, in_flight=4, capacity=80 * 2**30, seconds=seconds)
-
-    Args:
-        costs: columns of the chain, with times of the device in question.
-        longest: most blocks of a stage.
-        in_flight: micro-batches whose saved bytes a stage holds at most.
-        capacity: bytes.
-        seconds: of the stages `[k, k + d + 1)` where all blocks keep what they save: `len(costs)` rows, `longest`
-            columns.
-        host_link: bytes per second to the host.
-
-    Returns:
-        Seconds below which no stage is, of the shape of `seconds`; infinite where it cannot fit.
-    """
-    return WindowBounds(costs, longest, host_link).least(in_flight=in_flight, capacity=capacity, seconds=seconds)

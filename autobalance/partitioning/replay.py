@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autobalance.allocator.replay import Replayed, replay_requests, requests_fit
+from autobalance.allocator.replay import Replayed, replay_requests
 from autobalance.allocator.settings import AllocatorSettings
 from autobalance.profiling.timeline import Timeline
 from autobalance.timelines.meeting import as_met
@@ -54,27 +54,3 @@ def replay_allocator(
     met, homes = as_met(timeline, timeline.homes(device_of, root))
     asked = met.requests(homes, devices)
     return [replay_requests(requests, settings=settings) for requests in asked]
-
-
-def fits(
-    timeline: Timeline,
-    device_of: Sequence[int],
-    root: int,
-    capacities: Sequence[int],
-    settings: AllocatorSettings | None = None,
-) -> list[bool]:
-    """Whether each device, through its caching allocator, can serve what it is asked for.
-
-    Example:
-        >>> all(fits(profile.timeline, [0, 0, 1], root=1, capacities=[24 * 2**30] * 2))
-
-    Args:
-        timeline: storage events.
-        device_of: device index per block.
-        root: device index of what the blocks do not own.
-        capacities: bytes that the allocator of each device can take.
-        settings: of the allocators.
-    """
-    met, homes = as_met(timeline, timeline.homes(device_of, root))
-    asked = met.requests(homes, len(capacities))
-    return [requests_fit(requests, most, settings) for requests, most in zip(asked, capacities, strict=True)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autobalance.partitioning.knapsack import least_seconds
-from autobalance.partitioning.knapsack_bounds import WindowBounds, seconds_bounds
+from autobalance.partitioning.knapsack_bounds import WindowBounds
 from autobalance.partitioning.savings import SavingCosts
 from tests.partitioning.stage_by_events import peak_of_events, random_costs
 
@@ -35,9 +35,7 @@ def test_no_stage_is_faster_than_its_bound(seed: int) -> None:
         least = bounds.least(in_flight=in_flight, capacity=capacity, seconds=seconds)
         assert np.array_equal(
             least,
-            seconds_bounds(
-                costs, longest, in_flight=in_flight, capacity=capacity, seconds=seconds, host_link=host_link
-            ),
+            WindowBounds(costs, longest, host_link).least(in_flight=in_flight, capacity=capacity, seconds=seconds),
         )
         for start, length in np.ndindex(*least.shape):
             if start + length >= 9:
@@ -77,6 +75,6 @@ def test_a_bound_takes_the_cheapest_bytes_first_and_the_last_of_them_in_part() -
         pinned_weights=nothing,
     )
     # Of 2 * 30 bytes 15 each must go from two micro-batches: all of the second block's, half of the third's.
-    least = seconds_bounds(costs, 3, in_flight=2, capacity=3 + 30, seconds=np.full((3, 3), 20.0))
+    least = WindowBounds(costs, 3, np.inf).least(in_flight=2, capacity=3 + 30, seconds=np.full((3, 3), 20.0))
     assert least[0, 2] == pytest.approx(20 + 1 + 2 / 2)
     assert least[2, 0] == 20
