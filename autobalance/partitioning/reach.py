@@ -131,6 +131,9 @@ def first_limits(
 ) -> Limits:
     """A guess of what no stage of a good plan exceeds.
 
+    Example:
+        >>> first_limits(balanced, growth, budgets, micro_batches=1, in_flight=lambda left: 1, memory=True)
+
     Args:
         policy: that is searched.
         growth: of the chain.
@@ -153,6 +156,9 @@ def limits_of(
 ) -> Limits:
     """What no stage of a plan as good as the one found exceeds.
 
+    Example:
+        >>> limits_of(balanced, growth, balanced(tables), budget=80 * 2**30, micro_batches=1, floor=0.0)
+
     Args:
         policy: that was searched.
         growth: of the chain.
@@ -173,6 +179,10 @@ def limits_of(
 
 def widened(limits: Limits, needed: Limits, *, is_found: bool) -> Limits:
     """The next limits to search with, where a search within some did not prove enough.
+
+    Example:
+        >>> widened((10.0, 2.0), needed=(12.0, 1.0), is_found=True)
+        (12.0, 2.0)
 
     Args:
         limits: that were searched with.

@@ -109,7 +109,11 @@ class Sweep:
         self.value = min((float(first.min()) for first in firsts), default=float("inf"))
 
     def least_without(self, kind: int) -> float:
-        """The least cost of all ways that leave the devices of one kind empty."""
+        """The least cost of all ways that leave the devices of one kind empty.
+
+        Args:
+            kind: whose devices stay empty.
+        """
         least = float("inf")
         for states, level in zip(self._states.levels, self._values, strict=True):
             for at, state in enumerate(states):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from autobalance.partitioning.chain import Chain
 from autobalance.partitioning.kinds import Kind
@@ -9,6 +10,7 @@ from autobalance.partitioning.stage_peaks import Reach
 from autobalance.partitioning.tables import Tables, in_flight_of
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import ROOT
+from autobalance.schedules.launches import in_flight, launch_order
 
 PROFILE = Profile.from_costs([1, 2, 4])
 CHAIN = Chain(((0,), (1,), (2, ROOT)), (), {})
@@ -32,6 +34,14 @@ def test_micro_batches_in_flight_follow_the_schedule() -> None:
     assert [in_flight_of("gpipe", 3)(left) for left in lefts] == [3, 3, 3, 3]
     assert [in_flight_of("1f1b", 3)(left) for left in lefts] == [1, 2, 3, 3]
     assert [in_flight_of("looped", 3)(left) for left in lefts] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+def test_as_many_are_in_flight_as_the_launches_of_a_schedule_leave(schedule: str, micro_batches: int) -> None:
+    for stages in range(1, 5):
+        launched = in_flight(launch_order(schedule, stages, micro_batches), stages)
+        assert [in_flight_of(schedule, micro_batches)(stages - at) for at in range(stages)] == list(launched)
 
 
 def test_uses_are_peaks_by_budget_and_infinite_above_it_and_beyond_the_chain() -> None:
