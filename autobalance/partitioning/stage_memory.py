@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -106,18 +105,6 @@ class StageMemory:
             known.first + (in_flight - 1) * known.at_rest, known.later + waiting * known.at_rest
         )
         return np.maximum(running, known.others, out=running)
-
-    def held_by(self, assignment: Sequence[int], root: int, devices: int) -> list[int]:
-        """What the stages of an assignment take with one micro-batch: its peaks, or less where gradients meet.
-
-        Example:
-            >>> memory.held_by([0, 0, 1], root=1, devices=2)
-        """
-        bound, held_with_both = self._least
-        homes = bound.homes(assignment, root)
-        for storage, (one, other) in held_with_both.items():
-            homes[storage] = assignment[one] if assignment[one] == assignment[other] else -1
-        return bound.peaks(homes, devices)
 
     @cached_property
     def _repeated(self) -> Timeline:

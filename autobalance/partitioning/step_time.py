@@ -122,7 +122,7 @@ class Fastest:
         return None
 
     def _refine(self, loosest: _Sum, best: Timed, enough: float, limit: float) -> Timed:
-        tightest = self._least_sum(self.least_longest)
+        tightest = self._least_sum(self._least_longest)
         assert tightest is not None, "the limit was taken from a way"
         best = min(best, self._timed(tightest), key=lambda timed: timed.seconds)
         # Open intervals of the longest stage, with the least sum up to their upper ends.
@@ -143,7 +143,7 @@ class Fastest:
         return best
 
     @cached_property
-    def least_longest(self) -> float:
+    def _least_longest(self) -> float:
         """The least possible longest stage in seconds; infinite where there is no way."""
         longest = Sweep(self._tables.counts, self._tables.units, self._cost, "max").value
         return max(longest, max(self._tables.beside, default=0.0))

@@ -116,10 +116,3 @@ def test_stages_within_reach_are_as_without_one() -> None:
     everything = StageMemory(profile.timeline, chain, 6, micro_batches=3).peaks(NOTHING, 2)
     inside = [(start, stop) for start in range(6) for stop in range(start + 1, reach.last[start] + 1)]
     assert all(near[at] == everything[at] for at in inside)
-
-
-def test_an_assignment_holds_what_its_stages_hold() -> None:
-    profile = Profile.from_costs([1, 2, 4], saved=[10, 20, 40])
-    chain = build_chain(profile, {}, None, free_pins=False)
-    memory = StageMemory(profile.timeline, chain, 3)
-    assert memory.held_by([0, 0, 1], root=1, devices=3) == [33, 44, 0]
