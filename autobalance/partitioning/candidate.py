@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autobalance.partitioning.allocator_check import needs_of
+from autobalance.partitioning.boundaries import with_better_boundaries
 from autobalance.partitioning.chain import Chain, build_chain
 from autobalance.partitioning.folded import folded_chain
 from autobalance.partitioning.judge import Judged, judge
@@ -19,8 +20,12 @@ from autobalance.profiling.profile import Profile
 
 # Searches after each of which the stages that turned out larger are known better.
 _TRIES = 32
+# Searches for better boundaries, each with more room than the one before.
+_MARGINS = 4
 # Share of a budget by which a replay may differ from the tables without another search.
 _SLIGHT = 0.01
+# Those after which a search that proves nothing is content with what fits.
+_TRIES_WITHOUT_PROOF = 4
 # A pinned block out of call order, and a device that is visited again, cost transfers; they have to lower what the
 # policy minimises by more than this share.
 _PRICE_OF_DISORDER = 0.05
@@ -145,24 +150,13 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
     bound: tuple[float, ...] | None = None
     least: float | None = None
     best: Candidate | None = None
-    for _ in range(_TRIES):
+    for tried in range(_TRIES):
         solution = problem.solve(POLICIES[question.policy])
         if solution is None:
             break
         if bound is None:
             bound, least = solution.key, solution.bound
-        judged = judge(
-            problem.profile,
-            solution.assignment,
-            solution.root,
-            question.devices,
-            problem.crossings,
-            schedule=problem.schedule,
-            micro_batches=problem.micro_batches,
-            saving=solution.saving,
-            streamed=solution.streamed,
-            host_optimizer=solution.host_optimizer,
-        )
+        judged = _judged(problem, solution)
         needs = _needs(problem, solution, judged)
         more = [need - told for need, told in zip(needs, problem.told(solution), strict=True)]
         if _fits(needs, question):
@@ -172,11 +166,49 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
             proved = solution.proved and _is_no_more(key[:compared], bound)
             if best is None or key < best.key:
                 best = Candidate(problem, solution, judged, key, proved, least)
-            if proved and (_is_no_more(key, bound) or _is_slight(more, question)):
+            # Without a proof, nothing but the time is left to better, of which memory that fits says nothing.
+            is_enough = question.policy == "auto" if not solution.proved else proved and _is_no_more(key, bound)
+            if is_enough or (_is_slight(more, question) and (proved or not solution.proved)):
                 break
-        if max(more) <= 0 or not problem.learn(solution, more):
+        is_hopeful = solution.proved or best is None or tried < _TRIES_WITHOUT_PROOF
+        if max(more) <= 0 or not is_hopeful or not problem.learn(solution, more):
             break
+    return best if best is None or best.proved else _with_better_boundaries(best, question)
+
+
+def _with_better_boundaries(best: Candidate, question: Question) -> Candidate:
+    """The candidate, or one with other cuts where its step is shorter by the clock and its memory fits."""
+    problem, solution = best.problem, best.solution
+    is_plain = not (solution.saving or solution.streamed or solution.host_optimizer)
+    if question.policy != "auto" or problem.micro_batches == 1 or not is_plain:
+        return best
+    margin = 1.0
+    for _ in range(_MARGINS):
+        moved = with_better_boundaries(problem, solution, margin)
+        judged = _judged(problem, moved)
+        if judged.seconds >= best.judged.seconds:
+            break
+        if _fits(needs_of(problem, moved, judged), question):
+            key = (judged.seconds, max(_uses(judged.peaks, question)))
+            return Candidate(problem, moved, judged, key, proved=False, least=best.least)
+        # More is in flight where a device is visited twice than the tables know.
+        margin *= max(_uses(judged.peaks, question)) * (1 + _SLIGHT)
     return best
+
+
+def _judged(problem: Problem, solution: Solution) -> Judged:
+    return judge(
+        problem.profile,
+        solution.assignment,
+        solution.root,
+        problem.devices,
+        problem.crossings,
+        schedule=problem.schedule,
+        micro_batches=problem.micro_batches,
+        saving=solution.saving,
+        streamed=solution.streamed,
+        host_optimizer=solution.host_optimizer,
+    )
 
 
 def _is_slight(more: Sequence[int], question: Question) -> bool:
@@ -195,14 +227,16 @@ def _fits(peaks: Sequence[int], question: Question) -> bool:
     return all(peak + known <= budget for peak, known, budget in given if peak)
 
 
+def _uses(peaks: Sequence[int], question: Question) -> list[float]:
+    given = zip(peaks, question.excess, question.budgets, strict=True)
+    return [(peak + known if peak else 0) / max(1, budget) for peak, known, budget in given]
+
+
 def _true_key(
     policy: str, question: Question, solution: Solution, judged: Judged, limit: float | None
 ) -> tuple[float, ...]:
     """What the policy minimises, with the peaks and times of the replay in place of those of the tables."""
-    uses = [
-        (peak + known if peak else 0) / max(1, budget)
-        for peak, known, budget in zip(judged.peaks, question.excess, question.budgets, strict=True)
-    ]
+    uses = _uses(judged.peaks, question)
     # A device that has to save memory counts as full.
     for device in solution.saves_on:
         uses[device] = max(1.0, uses[device])

@@ -78,6 +78,7 @@ def least_seconds(
     seconds: float,
     host_link: float = np.inf,
     host_memory: int | None = None,
+    program: bool = True,
 ) -> Choice | None:
     """The fastest way for a stage to fit.
 
@@ -96,6 +97,7 @@ def least_seconds(
         seconds: of the stage where all blocks keep what they save, per micro-batch.
         host_link: bytes per second to the host.
         host_memory: bytes of pinned memory that it may take; None: any.
+        program: whether SciPy may be asked, which can take a second.
 
     Returns:
         None where there is no way.
@@ -107,7 +109,7 @@ def least_seconds(
     room = float(capacity - int(costs.static[start:stop].sum()))
     most = np.inf if host_memory is None else float(host_memory)
     search = _Search(options, in_flight, room, seconds, most)
-    solved = search.solve()
+    solved = search.solve(program=program and has_solver())
     if solved is None:
         return None
     found, bound = search.lightest(solved[0]), solved[1]
@@ -166,10 +168,13 @@ class _Search:
         self._pinned = pinned
         self._relaxation = relaxed(options, in_flight, room, seconds)
         self._least = self._relaxation.bound
+        staging = _least_staging(options, in_flight, room)
+        if staging:
+            self._least = max(self._least, relaxed(options, in_flight, room - staging, seconds).bound)
         self._copies = any(option.copying for each in options for option in each)
         self._is_cut = False
 
-    def solve(self) -> tuple[list[Option], float] | None:
+    def solve(self, *, program: bool) -> tuple[list[Option], float] | None:
         """The option of each block, and seconds below which no way is; None where there is no way."""
         best = self._greedy() or self._descend(self._options, np.inf, _WIDTHS[-1])
         if best is None:
@@ -182,7 +187,7 @@ class _Search:
             best, is_best = self._narrow(best, width)
             if is_best:
                 return best, self._time(best)
-            if not is_short and has_solver() and self._copies:
+            if not is_short and program and self._copies:
                 return self._by_program(best)
         return best, self._least
 
@@ -311,3 +316,26 @@ class _Search:
 
 def _copying(chosen: Sequence[Option]) -> float:
     return sum(option.copying for option in chosen)
+
+
+def _least_staging(options: Sequence[Sequence[Option]], in_flight: int, room: float) -> float:
+    """Bytes that any way which fits stages at least, for two neighbours among the blocks that stream.
+
+    Of more large blocks than there are smaller ones to part them, two are neighbours.
+    """
+    streaming = sorted((option.staged, option.leaves) for each in options for option in each[-1:] if option.streams)
+    if not streaming:
+        return 0.0
+    staying = [[option for option in each if not option.streams] for each in options]
+    lightest = [
+        replace(each[0], rests=min(way.rests for way in each), runs=min(way.runs for way in each)) for each in staying
+    ]
+    short = OneWay(lightest, in_flight).taken() - room
+    if short <= 0:
+        return 0.0
+    found, smaller, largest = 0.0, 0.0, max(leaves for _, leaves in streaming)
+    for before, (staged, leaves) in enumerate(streaming):
+        if largest * (before + 1) < short + found - smaller:  # at least two more than there are smaller ones
+            found = max(found, 2 * staged)
+        smaller += leaves
+    return found

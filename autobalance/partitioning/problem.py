@@ -29,6 +29,10 @@ _OBJECTIVES: dict[Policy, Literal["largest use", "step time"]] = {
     balanced: "largest use",
 }
 
+# Searches in which stages are proved that a faster way might have.
+_MOST_PROOFS = 2
+# Share by which step times may differ that are the same.
+_MILLIONTH = 1e-6
 # Times that stages of a way have to do with less host memory before none is taken to fit.
 _MOST_TIGHTENED = 64
 
@@ -83,11 +87,13 @@ class Problem(StageCosts):
     Attributes:
         known: stages that a replay found larger, and by how many bytes.
         ran_out: devices whose caching allocator would have run out under a plan whose tensors fit.
+        least: seconds that a step takes at least, where some stages may have a faster way to save than is known.
         is_short_of_host: whether stages were held to parts of the host's memory, so that nothing is proved.
     """
 
     known: dict[Known, int] = field(default_factory=dict)
     ran_out: set[int] = field(default_factory=set)
+    least: float | None = None
     is_short_of_host: bool = False
 
     def told(self, solution: Solution) -> list[int]:
@@ -134,6 +140,7 @@ class Problem(StageCosts):
             excess=excess,
             known={},
             ran_out=set(),
+            least=None,
             is_short_of_host=False,
             savers={},
         )
@@ -177,10 +184,12 @@ class Problem(StageCosts):
         found, placement, kinds = best
         stages = _on_devices(found.path, kinds)
         assignment, root = self.chain.assignment(stages, placement)
-        proved = is_exact and not self._is_merged and not self.is_short_of_host
+        proved = is_exact and not self._is_merged and not self._is_short
+        proved = proved and self.overlapping == self.micro_batches
         saving, streamed = self._savings(found.path, kinds)
         choices = self._choices(found.path, kinds)
-        bound = found.key[0] if proved else None if searched is None else searched.bound
+        loose = None if self.is_short_of_host or not self.is_exact or policy not in (auto, fastest) else self.least
+        bound = found.key[0] if proved else loose if searched is None else searched.bound
         return Solution(
             found.key,
             assignment,
@@ -262,6 +271,10 @@ class Problem(StageCosts):
         alike = [(device,) for kind in kinds for device in kind.devices] if policy is sequential else None
         return all_placements(given, alike or [kind.devices for kind in kinds], MOST_COMBINATIONS)
 
+    @property
+    def _is_short(self) -> bool:
+        return self.is_short_of_host or self.least is not None
+
     def _search_items(self, policy: Policy, hard: bool) -> Found:
         def cost(placement: Placement) -> tuple[float, ...]:
             _, found = self._cut(policy, placement, hard)
@@ -302,17 +315,17 @@ class Problem(StageCosts):
         if growth.is_short or not hard:
             return kinds, self._chosen(policy, make(kinds, None))
         widest = float(max(kind.budget for kind in kinds)) if memory else np.inf
-        limits = first_limits(policy, growth, self.budgets, self.micro_batches, self.in_flight, memory=memory)
-        if np.isfinite(within) and self.micro_batches > 1:
+        limits = first_limits(policy, growth, self.budgets, self.overlapping, self.in_flight, memory=memory)
+        if np.isfinite(within) and self.overlapping > 1:
             # Nothing that is faster has a longer stage.
-            limits = limits[0], (within * (1 + NEARLY) - float(growth.seconds.sum())) / (self.micro_batches - 1)
+            limits = limits[0], (within * (1 + NEARLY) - float(growth.seconds.sum())) / (self.overlapping - 1)
         # What `auto` compares with the least step time is only worth looking for once that is known.
         first = fastest if policy is auto else policy
         while True:
             reach = growth.reach(*limits)
             tables = make(kinds, reach)
             found = self._chosen(first, tables)
-            needed = limits_of(policy, growth, found, widest, self.micro_batches, self.floor)
+            needed = limits_of(policy, growth, found, widest, self.overlapping, self.floor)
             if growth.reach(*needed).is_within(reach):
                 return kinds, found if first is policy or found is None else self._chosen(policy, tables)
             limits = widened(limits, needed, is_found=found is not None)
@@ -320,15 +333,24 @@ class Problem(StageCosts):
     def _chosen(self, policy: Policy, tables: Tables) -> Cut | None:
         """Search until what its stages save is no bound any more, but the true choice, within the host's memory."""
         host, tightened = self.allowed.host_memory if self.allowed is not None and self.allowed.offload else None, 0
+        proofs = 0
         while True:
-            found = policy(tables, self.micro_batches)
+            found = policy(tables, self.overlapping)
             if found is None or not isinstance(tables, SavingTables):
                 return found
-            if tables.choose(found.path):
+            if tables.choose(found.path) or tables.choose(found.path, program=True):
                 continue
             if host is None or tables.pinned(found.path) <= host:
+                if not tables.proved and policy in (auto, fastest):
+                    least = fastest(tables.loosened(), self.micro_batches)
+                    assert least is not None, "lower bounds leave at least the same ways"
+                    if least.key[0] < found.key[0] * (1 - _MILLIONTH):
+                        proofs += 1
+                        if proofs <= _MOST_PROOFS and tables.choose(least.path, program=True):
+                            continue
+                        self.least = min(least.key[0], self.least or np.inf)
                 may_copy = host is not None and policy is auto
-                return copying_less(tables, found, self.micro_batches, host or 0) if may_copy else found
+                return copying_less(tables, found, self.overlapping, host or 0) if may_copy else found
             if tightened == _MOST_TIGHTENED:
                 return None
             tables.tighten(found.path, host)

@@ -91,17 +91,19 @@ class Saver:
     on_host: HostSteps | None = None
     micro_batches: int = 1
     choices: dict[Stage, Choice | None] = field(default_factory=dict)
+    _solved: set[Stage] = field(default_factory=set, repr=False)
     _less: dict[Stage, int] = field(default_factory=dict, repr=False)
     _bounds: dict[int, list[WindowBounds]] = field(default_factory=dict, repr=False)
     _host_limits: dict[Stage, int] = field(default_factory=dict, repr=False)
 
-    def seconds(self, held: int, plain: Table, over: NDArray[np.bool_]) -> Table:
+    def seconds(self, held: int, plain: Table, over: NDArray[np.bool_], *, loose: bool = False) -> Table:
         """Seconds of every stage, of those that have to save a lower bound until their choice is known.
 
         Args:
             held: micro-batches in flight.
             plain: `[before, k, d]`: seconds where all blocks keep what they save.
             over: `[k, d]`: stages that do not fit so.
+            loose: whether lower bounds are wanted of stages whose choice is not proved.
         """
         width = plain.shape[-1]
         times: Table = plain.copy()
@@ -111,7 +113,11 @@ class Saver:
         for (count, start, stop), choice in self.choices.items():
             if count == held and stop - start <= width and over[start, stop - start - 1]:
                 at = (slice(None), start, stop - start - 1)
-                times[at] = np.inf if choice is None else self.with_choice(plain[at], choice, start)
+                found = np.inf if choice is None else self.with_choice(plain[at], choice, start)
+                if loose and choice is not None and not choice.proved:
+                    # What is proved of one way into the stage holds for slower ones.
+                    found = np.maximum(times[at], np.where(found >= choice.seconds, choice.bound, 0.0))
+                times[at] = found
         return times
 
     def with_choice(self, plain: NDArray[np.float64], choice: Choice, start: int) -> NDArray[np.float64]:
@@ -123,7 +129,14 @@ class Saver:
         times: NDArray[np.float64] = np.maximum(plain + again, copied) + choice.once / self.micro_batches
         return times
 
-    def choose(self, stage: Stage, seconds: float, peak: int, peak_without_state: int) -> bool:
+    @property
+    def proved(self) -> bool:
+        """Whether no stage has a faster way than the one that is known."""
+        return all(choice is None or choice.proved for choice in self.choices.values())
+
+    def choose(
+        self, stage: Stage, seconds: float, peak: int, peak_without_state: int, *, program: bool = False
+    ) -> bool:
         """Find the true choice of a stage.
 
         Args:
@@ -131,20 +144,24 @@ class Saver:
             seconds: where all its blocks keep what they save.
             peak: bytes that a replay, or the tables, then say.
             peak_without_state: the same where the optimizer's storages are on the host.
+            program: whether a solver may prove a choice that is known but not proved.
 
         Returns:
             Whether it was not known before.
         """
         if stage in self.choices:
-            return False
+            known = self.choices[stage]
+            if not program or known is None or known.proved or stage in self._solved:
+                return False
+            self._solved.add(stage)
         _, start, stop = stage
         most = self._host_limits.get(stage, self.host_memory)
-        best = self._choice(self.costs, stage, seconds, peak, most)
+        best = self._choice(self.costs, stage, seconds, peak, most, program)
         if self.on_host is not None and (once := self.on_host.once(start, stop)) > 0:
             share, held = once / self.micro_batches, self.on_host.memory(start, stop)
             rest = None if most is None else most - held
             if (rest is None or rest >= 0) and (best is None or seconds + share < best.seconds):
-                other = self._choice(self.on_host.costs, stage, seconds, peak_without_state, rest)
+                other = self._choice(self.on_host.costs, stage, seconds, peak_without_state, rest, program)
                 if other is not None:
                     bound = min(other.bound + share, np.inf if best is None else best.bound)
                     other = replace(
@@ -168,10 +185,11 @@ class Saver:
         if most is not None:
             self._host_limits[stage] = most
         self.choices.pop(stage, None)
+        self._solved.discard(stage)
         return before
 
     def _choice(
-        self, costs: SavingCosts, stage: Stage, seconds: float, peak: int, host_memory: int | None
+        self, costs: SavingCosts, stage: Stage, seconds: float, peak: int, host_memory: int | None, program: bool
     ) -> Choice | None:
         held, start, stop = stage
         # What the trace holds beyond the textbook's step stays whatever the blocks do.
@@ -185,6 +203,7 @@ class Saver:
             seconds=seconds,
             host_link=self.host_link,
             host_memory=host_memory,
+            program=program,
         )
 
     def _least(self, held: int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -208,6 +227,7 @@ class Saver:
         """Note that a stage held more than its choice was to, so that it is chosen again."""
         self._less[stage] = self._less.get(stage, 0) + more
         self.choices.pop(stage, None)
+        self._solved.discard(stage)
 
 
 def unit_costs(blocks: SavingCosts, chain: Chain) -> SavingCosts:

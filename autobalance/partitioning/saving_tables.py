@@ -30,11 +30,13 @@ class SavingTables(Tables):
         without_state: peaks of the stages where the optimizer's storages are on the host, given when they are needed;
             None: the rows tell what state leaves.
         per_byte: seconds that a byte over the host link counts on top of the time.
+        is_loose: whether stages whose choices are not proved take no more than is proved of them.
     """
 
     savers: Sequence[Saver] = ()
     without_state: Callable[[], StageMemory] | None = None
     per_byte: float = 0.0
+    is_loose: bool = False
     _saved_uses: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
     _saved_times: dict[tuple[int, int], Table] = field(default_factory=dict, repr=False)
 
@@ -51,21 +53,31 @@ class SavingTables(Tables):
         held = self.in_flight(left)
         if (kind, held) not in self._saved_times:
             over = self._over(kind, left)
-            times = self.savers[kind].seconds(held, self.plain_time(kind), over)
+            times = self.savers[kind].seconds(held, self.plain_time(kind), over, loose=self.is_loose)
             self._saved_times[kind, held] = times + self.per_byte * self._moved(kind, left) if self.per_byte else times
         return self._saved_times[kind, held]
 
-    def choose(self, path: Path) -> bool:
+    def choose(self, path: Path, *, program: bool = False) -> bool:
         """Find the true choices of the stages of a path that have to save.
 
         Args:
             path: stages.
+            program: whether a solver may prove those that are known but not proved.
 
         Returns:
             Whether any was not known before, so that the tables changed.
         """
-        new = [self._choose(path, number) for number in self._saving(path)]
+        new = [self._choose(path, number, program=program) for number in self._saving(path)]
         return any(new)
+
+    @property
+    def proved(self) -> bool:
+        """Whether no stage whose choice is known has a faster one."""
+        return all(saver.proved for saver in self.savers)
+
+    def loosened(self) -> SavingTables:
+        """The same tables with lower bounds of the seconds of stages whose choices are not proved."""
+        return replace(self, is_loose=True, fastest={}, _saved_times={}, _by_length={})
 
     def priced(self, per_byte: float) -> SavingTables:
         """The same tables, in which bytes over the host link have a price in seconds.
@@ -127,7 +139,7 @@ class SavingTables(Tables):
             if self._over(kind, len(path) - number)[start, stop - start - 1]
         ]
 
-    def _choose(self, path: Path, number: int) -> bool:
+    def _choose(self, path: Path, number: int, *, program: bool = False) -> bool:
         """Find the true choice of a stage; whether it was not known."""
         (kind, start, stop), held = path[number], self.in_flight(len(path) - number)
         before = path[number - 1][0] if number else -1
@@ -135,7 +147,7 @@ class SavingTables(Tables):
         seconds = float(plain[before if len(plain) > 1 else 0][at])
         peak = int(self.peaks(kind, held)[at]) + self.kinds[kind].excess
         less = self._peak_without_state(kind, (held, start, stop), peak)
-        is_new = self.savers[kind].choose((held, start, stop), seconds, peak, less)
+        is_new = self.savers[kind].choose((held, start, stop), seconds, peak, less, program=program)
         if is_new:
             self.fastest.clear()
             self._saved_times.pop((kind, held), None)

@@ -18,8 +18,9 @@ from autobalance.partitioning.reach import Growth, growth_of
 from autobalance.partitioning.saver import Allowed, HostSteps, Saver, unit_costs
 from autobalance.partitioning.saving_tables import SavingTables
 from autobalance.partitioning.savings import SavingCosts, saving_costs
+from autobalance.partitioning.shared_values import Matrix
 from autobalance.partitioning.stage_memory import StageMemory
-from autobalance.partitioning.stage_peaks import Matrix, Reach
+from autobalance.partitioning.stage_peaks import Reach
 from autobalance.partitioning.tables import InFlight, Tables, in_flight_of
 from autobalance.partitioning.times import device_seconds, launch_seconds
 from autobalance.partitioning.transfers import Crossing
@@ -104,7 +105,19 @@ class StageCosts:
     @cached_property
     def in_flight(self) -> InFlight:
         """Micro-batches in flight, by the number of stages to the end."""
-        return in_flight_of(self.schedule, self.micro_batches)
+        # Without backwards nothing waits for one.
+        return in_flight_of(self.schedule, self.micro_batches if self.profile.training else 1)
+
+    @property
+    def overlapping(self) -> int:
+        """Micro-batches that overlap.
+
+        Where blocks beside the chain are on the device of another stage, that device waits for all stages in between:
+        under 1F1B until a backward is through as a whole, and without backwards until a micro-batch is.
+        """
+        is_visited_twice = any(owner >= 0 for item in self.chain.items for owner in item.owners)
+        waits = self.schedule == "1f1b" or (not self.profile.training and self.schedule != "looped")
+        return 1 if is_visited_twice and waits else self.micro_batches
 
     @cached_property
     def growth(self) -> Growth:
@@ -246,8 +259,15 @@ class StageCosts:
         return device_seconds(self.profile, self.devices)
 
     def _unit_seconds(self, kind: Kind) -> Seconds:
-        column = np.max([self.block_seconds[device] for device in kind.devices], axis=0)
+        known = self.block_seconds
+        if self.overlapping < self.micro_batches and self.profile.training and not self._holds_blocks(kind):
+            # While the device that is visited twice waits for a backward, the others get on with their forwards.
+            known = [backward for _, backward in self._both_seconds]
+        column = np.max([known[device] for device in kind.devices], axis=0)
         return np.array([sum(column[owner] for owner in owners if owner >= 0) for owners in self.chain.units])
+
+    def _holds_blocks(self, kind: Kind) -> bool:
+        return any(owner >= 0 for item in kind.items for owner in self.chain.items[item].owners)
 
     def _seconds_beside(self, kind: Kind) -> float:
         column = self.block_seconds[kind.devices[0]]
