@@ -34,7 +34,7 @@ _MOST_PROOFS = 2
 # Share by which step times may differ that are the same.
 _MILLIONTH = 1e-6
 # Times that stages of a way have to do with less host memory before none is taken to fit.
-_MOST_TIGHTENED = 64
+_MOST_TIGHTENED = 16
 
 Known = tuple[int, frozenset[int], int, int, int]
 """Budget of a device, items on it, micro-batches in flight, first unit and one past the last unit of a stage."""
@@ -338,10 +338,11 @@ class Problem(StageCosts):
             found = policy(tables, self.overlapping)
             if found is None or not isinstance(tables, SavingTables):
                 return found
-            if tables.choose(found.path) or tables.choose(found.path, program=True):
+            # Where the host's memory is short nothing is proved, and a solver's time is lost.
+            if tables.choose(found.path) or (not self.is_short_of_host and tables.choose(found.path, program=True)):
                 continue
             if host is None or tables.pinned(found.path) <= host:
-                if not tables.proved and policy in (auto, fastest):
+                if not (tables.proved or self.is_short_of_host) and policy in (auto, fastest):
                     least = fastest(tables.loosened(), self.micro_batches)
                     assert least is not None, "lower bounds leave at least the same ways"
                     if least.key[0] < found.key[0] * (1 - _MILLIONTH):

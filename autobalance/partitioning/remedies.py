@@ -15,7 +15,7 @@ _SPLITS = (1, 2, 4)
 # Bytes of host memory that no plan reaches.
 _ANY = 2**62
 # Searches for a plan that needs less of it.
-_HALVINGS = 4
+_HALVINGS = 3
 
 
 def remedies(question: Question) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _with_host_memory(question: Question, schedule: str, count: int, *, is_new: 
             found, low = (found, between) if less is None else (less, low)
         needed = found.solution.pinned
         yield (
-            f"{'offload=True with ' * is_new}more host memory: {format_size(needed)} are needed, "
+            f"{'offload=True with ' * is_new}more host memory: {format_size(needed)} would do, "
             f"{format_size(host)} may be used, {format_size(needed - host)} missing "
             f"(max_memory={{'cpu': {needed}}}): {_told(found)}"
         )

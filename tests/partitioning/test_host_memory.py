@@ -150,7 +150,7 @@ def test_host_memory_that_is_missing_is_said() -> None:
         autobalance.plan(profile_of(rows), devices, offload=True, max_memory={"cpu": 90})
     text = str(caught.value)
     assert text.startswith("no plan was found that fits the devices and the host's memory.")
-    assert "more host memory: 100 B are needed, 90 B may be used, 10 B missing (max_memory={'cpu': 100})" in text
+    assert "more host memory: 100 B would do, 90 B may be used, 10 B missing (max_memory={'cpu': 100})" in text
 
 
 @pytest.mark.parametrize("seed", range(20))
