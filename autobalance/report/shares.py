@@ -78,7 +78,7 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
         found.append(
             Shares(
                 weights=sum(row.weights + row.buffers for block, row in rows if block not in plan.streamed),
-                gradients=sum(row.gradients for _, row in rows),
+                gradients=sum(row.gradients for block, row in rows if block not in plan.streamed),
                 optimizer=sum(row.optimizer for _, row in rows) if held else 0,
                 saved=sum(kept[block] * in_flight.get(block, 1) for block, _ in rows),
                 peak=peak,
