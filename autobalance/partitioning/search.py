@@ -129,7 +129,7 @@ def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
     By step time, that is of all that take nearly the least the one with the smallest largest use, or which copies least
     to and from the host where all have to save memory.
     """
-    least = min(found, key=lambda candidate: candidate.key)
+    least = min(found, key=lambda candidate: (candidate.key, candidate.judged.moved))
     if question.policy != "auto" or len(found) == 1:
         return least
     limit = least.key[0] * (1 + NEARLY)

@@ -239,3 +239,18 @@ def test_gradients_that_are_not_there_at_the_peak_make_no_room_when_they_leave()
     assert there < 4 * 6
     assert judged.peaks[0] <= whole.peaks[0]
     assert judged.peaks[0] >= int(used.max()) - there * size + 4 * size
+
+
+def test_of_plans_that_fill_a_device_the_one_that_copies_less_is_taken() -> None:
+    # A whole batch of eight holds 128 bytes of saved tensors beside 80 that stay; one of its samples 16 at a time.
+    rows = [Row(10, saved=2, transient=1)] * 8
+    devices = [Device("gpu", 100, host_link=LINK)]
+    plan = autobalance.plan(
+        profile_of(rows, 8),
+        devices,
+        policy="sequential",
+        schedule=("naive", "1f1b"),
+        micro_batches=(1, 8),
+        offload=True,
+    )
+    assert (plan.schedule, plan.saving, plan.streamed, plan.peaks) == ("1f1b", (), (), (97,))
