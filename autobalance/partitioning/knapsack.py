@@ -25,6 +25,7 @@ from autobalance.partitioning.saving_options import Option, options_of
 from autobalance.partitioning.saving_program import has_solver, solve_program
 from autobalance.partitioning.saving_ways import ROUNDING, OneWay, Ways
 from autobalance.partitioning.savings import KEEP, SavingCosts, stage_peak
+from autobalance.partitioning.staging import least_staging
 
 Numbers = NDArray[np.float64]
 
@@ -168,7 +169,7 @@ class _Search:
         self._pinned = pinned
         self._relaxation = relaxed(options, in_flight, room, seconds)
         self._least = self._relaxation.bound
-        staging = _least_staging(options, in_flight, room)
+        staging = least_staging(options, in_flight, room)
         if staging:
             self._least = max(self._least, relaxed(options, in_flight, room - staging, seconds).bound)
         self._copies = any(option.copying for each in options for option in each)
@@ -316,26 +317,3 @@ class _Search:
 
 def _copying(chosen: Sequence[Option]) -> float:
     return sum(option.copying for option in chosen)
-
-
-def _least_staging(options: Sequence[Sequence[Option]], in_flight: int, room: float) -> float:
-    """Bytes that any way which fits stages at least, for two neighbours among the blocks that stream.
-
-    Of more large blocks than there are smaller ones to part them, two are neighbours.
-    """
-    streaming = sorted((option.staged, option.leaves) for each in options for option in each[-1:] if option.streams)
-    if not streaming:
-        return 0.0
-    staying = [[option for option in each if not option.streams] for each in options]
-    lightest = [
-        replace(each[0], rests=min(way.rests for way in each), runs=min(way.runs for way in each)) for each in staying
-    ]
-    short = OneWay(lightest, in_flight).taken() - room
-    if short <= 0:
-        return 0.0
-    found, smaller, largest = 0.0, 0.0, max(leaves for _, leaves in streaming)
-    for before, (staged, leaves) in enumerate(streaming):
-        if largest * (before + 1) < short + found - smaller:  # at least two more than there are smaller ones
-            found = max(found, 2 * staged)
-        smaller += leaves
-    return found
