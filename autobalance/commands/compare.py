@@ -16,10 +16,10 @@ from autobalance.commands.sources import SOURCE_HELP, add_model_options, profile
 from autobalance.commands.words import add_devices, devices_of, limits_of
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
-from autobalance.partitioning.alternatives import alternatives_of
 from autobalance.partitioning.budgets import budgets_of
+from autobalance.partitioning.rivals.alternatives import alternatives_of
+from autobalance.partitioning.rivals.verdict import verdict
 from autobalance.partitioning.score import Score
-from autobalance.partitioning.verdict import verdict
 from autobalance.profiling.profile import Profile
 from autobalance.report.alternatives import alternatives_table
 from autobalance.report.comparison import Contender, comparison_table

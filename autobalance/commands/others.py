@@ -11,7 +11,7 @@ from typing import Any
 
 import autobalance
 from autobalance.commands.accelerate_map import accelerate_map
-from autobalance.partitioning.even_splits import even_by_layers, even_by_weights
+from autobalance.partitioning.rivals.even_splits import even_by_layers, even_by_weights
 from autobalance.profiling.profile import Profile
 
 

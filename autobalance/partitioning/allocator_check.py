@@ -7,8 +7,9 @@ from autobalance.allocator.replay import Requests, replay_requests
 from autobalance.allocator.settings import settings_from_environment
 from autobalance.devices.device import Device
 from autobalance.partitioning.budgets import ALLOWANCE, FRAGMENTS
+from autobalance.partitioning.chains.problem import Problem
+from autobalance.partitioning.chains.solution import Solution
 from autobalance.partitioning.judge import Judged, launched
-from autobalance.partitioning.problem import Problem, Solution
 from autobalance.profiling.profile import BY_HAND, Profile
 from autobalance.schedules.launches import launch_order
 from autobalance.timelines.meeting import as_met

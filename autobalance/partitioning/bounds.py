@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from autobalance.partitioning.chains.policies import fastest
+from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.plan import relative_use
-from autobalance.partitioning.policies import fastest
-from autobalance.partitioning.problem import Problem
 
 # A block is worth splitting where its half would lower the bound by more than this share.
 _WORTH = 0.05

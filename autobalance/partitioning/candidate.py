@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autobalance.partitioning.allocator_check import needs_of
-from autobalance.partitioning.boundaries import with_better_boundaries
-from autobalance.partitioning.chain import Chain, build_chain
-from autobalance.partitioning.folded import folded_chain
+from autobalance.partitioning.chains.boundaries import with_better_boundaries
+from autobalance.partitioning.chains.chain import Chain, build_chain
+from autobalance.partitioning.chains.policies import NEARLY, POLICIES
+from autobalance.partitioning.chains.problem import Problem
+from autobalance.partitioning.chains.solution import Solution
 from autobalance.partitioning.judge import Judged, judge
-from autobalance.partitioning.looped import best_loop
-from autobalance.partitioning.policies import NEARLY, POLICIES
-from autobalance.partitioning.problem import Problem, Solution
+from autobalance.partitioning.orders.folded import folded_chain
+from autobalance.partitioning.orders.looped import best_loop
 from autobalance.partitioning.question import Question
-from autobalance.partitioning.saver import Allowed
+from autobalance.partitioning.savings.saver import Allowed
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.profiling.profile import Profile
 

@@ -9,10 +9,10 @@ import numpy as np
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.allocator_check import needs_of
+from autobalance.partitioning.chains.policies import balanced
+from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.judge import judge
 from autobalance.partitioning.left_out import EXPANDABLE
-from autobalance.partitioning.policies import balanced
-from autobalance.partitioning.problem import Problem
 from autobalance.units import format_size
 
 # The count of devices that would do is searched over subsets of items; a model with more has other worries.

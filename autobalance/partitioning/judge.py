@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autobalance.devices.device import Device
-from autobalance.partitioning.host_optimizer import host_optimizer as host_optimizer_of
-from autobalance.partitioning.host_optimizer import sharing_of
 from autobalance.partitioning.replay import replay
-from autobalance.partitioning.savings import saving_costs
+from autobalance.partitioning.savings.host_optimizer import host_optimizer as host_optimizer_of
+from autobalance.partitioning.savings.host_optimizer import sharing_of
+from autobalance.partitioning.savings.savings import saving_costs
 from autobalance.partitioning.stage import Stage
 from autobalance.partitioning.times import launch_seconds, runs_of, stages_of, step_seconds
 from autobalance.partitioning.transfers import Crossing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autobalance.partitioning.policies import NEARLY
-from autobalance.partitioning.problem import Problem
+from autobalance.partitioning.chains.policies import NEARLY
+from autobalance.partitioning.chains.problem import Problem
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """Setting of CUDA's caching allocator that joins free memory."""

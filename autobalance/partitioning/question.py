@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autobalance.devices.device import Device
-from autobalance.partitioning.saver import Allowed
+from autobalance.partitioning.savings.saver import Allowed
 from autobalance.profiling.profile import Profile
 from autobalance.schedules.launches import SCHEDULES
 

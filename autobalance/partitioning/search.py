@@ -10,12 +10,12 @@ from autobalance.devices.words import parse_devices
 from autobalance.partitioning.bounds import advice_on_time, advice_on_use, loop_bounds, time_bounds, use_bounds
 from autobalance.partitioning.budgets import budgets_of, host_budget, without_host
 from autobalance.partitioning.candidate import Candidate, best_candidate
-from autobalance.partitioning.chain import resolve_pins
+from autobalance.partitioning.chains.chain import resolve_pins
+from autobalance.partitioning.chains.policies import NEARLY, balanced, policy_name
+from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.infeasible import infeasible
 from autobalance.partitioning.left_out import note_on_empty_devices, note_on_host, note_on_pieces
 from autobalance.partitioning.plan import Plan
-from autobalance.partitioning.policies import NEARLY, balanced, policy_name
-from autobalance.partitioning.problem import Problem
 from autobalance.partitioning.question import Question, counts_in, schedules_in
 from autobalance.partitioning.remedies import remedies
 from autobalance.profiling.profile import Profile

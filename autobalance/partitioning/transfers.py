@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobalance.partitioning.shared_values import EVERYWHERE, NOWHERE, Matrix
+from autobalance.partitioning.chains.shared_values import EVERYWHERE, NOWHERE, Matrix
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import HOST, ROOT, Timeline
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import Group
 
-from autobalance.partitioning.alternatives import Alternative
 from autobalance.partitioning.plan import relative_use
+from autobalance.partitioning.rivals.alternatives import Alternative
 from autobalance.report.columns import common_unit
 from autobalance.report.folding import Sentences
 from autobalance.report.grid import add_line, grid

@@ -26,7 +26,7 @@ from zoo import UNet as JoinedOutside
 
 import autobalance
 from autobalance import Profile
-from autobalance.partitioning.folded import folded_units
+from autobalance.partitioning.orders.folded import folded_units
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.transfers import Crossing, bytes_moved, crossings_of, received
 from autobalance.profiling.timeline import ROOT

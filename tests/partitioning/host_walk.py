@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from autobalance.partitioning.host_optimizer import HOST_BANDWIDTH
 from autobalance.partitioning.plan import Plan
+from autobalance.partitioning.savings.host_optimizer import HOST_BANDWIDTH
 from autobalance.profiling.profile import BlockCost, Profile
 
 LINK = 20.0

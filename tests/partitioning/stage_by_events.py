@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autobalance.partitioning.savings import SavingCosts
+from autobalance.partitioning.savings.savings import SavingCosts
 
 
 def random_costs(draw: random.Random, blocks: int, *, offload: bool = False, stream: bool = False) -> SavingCosts:

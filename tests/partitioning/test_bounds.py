@@ -15,8 +15,8 @@ from autobalance.partitioning.bounds import (
     loop_bounds,
     time_bounds,
 )
-from autobalance.partitioning.chain import build_chain
-from autobalance.partitioning.problem import Problem
+from autobalance.partitioning.chains.chain import build_chain
+from autobalance.partitioning.chains.problem import Problem
 from autobalance.profiling.profile import Profile
 from autobalance.schedules.clock import run_clock
 from autobalance.schedules.launches import launch_order

@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-import autobalance.partitioning.problem as problem_module
+import autobalance.partitioning.chains.problem as problem_module
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
 from autobalance.errors import InfeasiblePlanError
-from autobalance.partitioning.chain import build_chain
+from autobalance.partitioning.chains.chain import build_chain
+from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.infeasible import devices_needed
-from autobalance.partitioning.problem import Problem
 from autobalance.partitioning.search import plan
 from autobalance.profiling.profile import BlockCost, Profile
 

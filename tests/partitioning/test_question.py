@@ -6,7 +6,7 @@ import pytest
 
 from autobalance.devices.words import parse_devices
 from autobalance.partitioning.question import Question, counts_in, schedules_in
-from autobalance.partitioning.saver import Allowed
+from autobalance.partitioning.savings.saver import Allowed
 from autobalance.partitioning.search import plan
 from autobalance.profiling.profile import Profile
 

@@ -6,7 +6,7 @@ from itertools import groupby, product
 
 import pytest
 
-import autobalance.partitioning.problem as problem_module
+import autobalance.partitioning.chains.problem as problem_module
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.search import plan

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autobalance.partitioning.alternatives import Alternative
+from autobalance.partitioning.rivals.alternatives import Alternative
 from autobalance.report.alternatives import alternatives_table
 from autobalance.report.render import render
 

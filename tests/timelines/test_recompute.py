@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import autobalance
 from autobalance import Profile
 from autobalance.partitioning.replay import replay
-from autobalance.partitioning.savings import saving_costs, stage_peak
+from autobalance.partitioning.savings.savings import saving_costs, stage_peak
 from autobalance.profiling.timeline import Timeline
 from autobalance.schedules.launches import in_flight, launch_order
 from autobalance.timelines.calls import Call

@@ -1,0 +1,1 @@
+"""Ways to split a model other than one visit of a chain to each device."""

@@ -1,0 +1,1 @@
+"""What a user would take instead: even splits, and data parallelism by formula."""
