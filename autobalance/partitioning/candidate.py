@@ -11,7 +11,7 @@ from autobalance.partitioning.chains.chain import Chain, build_chain
 from autobalance.partitioning.chains.policies import NEARLY, POLICIES
 from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.chains.solution import Solution
-from autobalance.partitioning.judge import Judged, judge
+from autobalance.partitioning.judge import Judged
 from autobalance.partitioning.orders.folded import folded_chain
 from autobalance.partitioning.orders.looped import best_loop
 from autobalance.partitioning.question import Question
@@ -157,7 +157,7 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
             break
         if bound is None:
             bound, least = solution.key, solution.bound
-        judged = _judged(problem, solution)
+        judged = problem.judge(solution)
         needs = _needs(problem, solution, judged)
         more = [need - told for need, told in zip(needs, problem.told(solution), strict=True)]
         if _fits(needs, question):
@@ -186,7 +186,7 @@ def _with_better_boundaries(best: Candidate, question: Question) -> Candidate:
     margin = 1.0
     for _ in range(_MARGINS):
         moved = with_better_boundaries(problem, solution, margin)
-        judged = _judged(problem, moved)
+        judged = problem.judge(moved)
         if judged.seconds >= best.judged.seconds:
             break
         if _fits(needs_of(problem, moved, judged), question):
@@ -195,21 +195,6 @@ def _with_better_boundaries(best: Candidate, question: Question) -> Candidate:
         # More is in flight where a device is visited twice than the tables know.
         margin *= max(_uses(judged.peaks, question)) * (1 + _SLIGHT)
     return best
-
-
-def _judged(problem: Problem, solution: Solution) -> Judged:
-    return judge(
-        problem.profile,
-        solution.assignment,
-        solution.root,
-        problem.devices,
-        problem.crossings,
-        schedule=problem.schedule,
-        micro_batches=problem.micro_batches,
-        saving=solution.saving,
-        streamed=solution.streamed,
-        host_optimizer=solution.host_optimizer,
-    )
 
 
 def _is_slight(more: Sequence[int], question: Question) -> bool:

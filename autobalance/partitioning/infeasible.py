@@ -11,7 +11,6 @@ from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.allocator_check import needs_of
 from autobalance.partitioning.chains.policies import balanced
 from autobalance.partitioning.chains.problem import Problem
-from autobalance.partitioning.judge import judge
 from autobalance.partitioning.left_out import EXPANDABLE
 from autobalance.units import format_size
 
@@ -33,16 +32,7 @@ def infeasible(problem: Problem, remedies: Iterable[str] = ()) -> InfeasiblePlan
     """
     best = problem.solve(balanced, hard=False)
     assert best is not None, "without budgets every chain can be cut"
-    judged = judge(
-        problem.profile,
-        best.assignment,
-        best.root,
-        problem.devices,
-        problem.crossings,
-        schedule=problem.schedule,
-        micro_batches=problem.micro_batches,
-    )
-    needs = needs_of(problem, best, judged)
+    needs = needs_of(problem, best, problem.judge(best))
     need = tuple(peak + (extra if peak else 0) for peak, extra in zip(needs, problem.excess, strict=True))
     name, size = _largest(problem)
     found = (

@@ -21,6 +21,7 @@ from autobalance.schedules.clock import run_clock
 from autobalance.schedules.launches import Launch, in_flight, launch_order
 from autobalance.timelines.host_storages import tells_optimizer, with_host
 from autobalance.timelines.micro_batches import interleaved
+from autobalance.timelines.recompute import with_savings
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,6 @@ def launched(
     if streamed or on_host:
         timeline = with_host(timeline, optimizer=on_host, weights=streamed)
     if any(word != "keep" for word in saving):
-        from autobalance.timelines.recompute import with_savings
-
         timeline = with_savings(timeline, saving)
     if micro_batches == 1:
         return timeline

@@ -17,6 +17,7 @@ from autobalance.partitioning.chains.reach import first_limits, limits_of, widen
 from autobalance.partitioning.chains.solution import Solution, on_devices
 from autobalance.partitioning.chains.sweep import MOST_STATES, Path, count_states
 from autobalance.partitioning.chains.tables import Tables
+from autobalance.partitioning.judge import Judged, judge
 from autobalance.partitioning.orders.item_search import Found, ItemSearch
 from autobalance.partitioning.savings.choice import Choice
 from autobalance.partitioning.savings.lighter import copying_less
@@ -141,6 +142,28 @@ class Problem(KnownStages):
             ),
             sum(choice.pinned for choice in choices if choice),
             bound,
+        )
+
+    def judge(self, solution: Solution) -> Judged:
+        """Replay and time a solution.
+
+        Example:
+            >>> problem.judge(problem.solve(balanced)).peaks
+
+        Args:
+            solution: of this problem.
+        """
+        return judge(
+            self.profile,
+            solution.assignment,
+            solution.root,
+            self.devices,
+            self.crossings,
+            schedule=self.schedule,
+            micro_batches=self.micro_batches,
+            saving=solution.saving,
+            streamed=solution.streamed,
+            host_optimizer=solution.host_optimizer,
         )
 
     def _savings(self, path: Path, kinds: tuple[Kind, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:

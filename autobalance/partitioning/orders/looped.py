@@ -20,7 +20,7 @@ import numpy as np
 from autobalance.partitioning.chains.policies import NEARLY, balanced
 from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.chains.solution import Solution
-from autobalance.partitioning.judge import Judged, judge
+from autobalance.partitioning.judge import Judged
 from autobalance.partitioning.orders.cut_descent import MOST_NEIGHBOURS, Key, descend, neighbours
 from autobalance.partitioning.orders.independent import Part, independent_parts
 from autobalance.partitioning.orders.rounds import Costs, Cuts, Rounds, Ways, recomputing
@@ -235,19 +235,11 @@ class _Search:
         problem, like = self._problem, self._like
         stages, saving = rounds.stages(cuts), rounds.saving
         assignment, root = problem.chain.assignment(stages, like.items)
-        judged = judge(
-            problem.profile,
-            assignment,
-            root,
-            problem.devices,
-            problem.crossings,
-            schedule=problem.schedule,
-            micro_batches=problem.micro_batches,
-            saving=saving,
-        )
+        found = Solution((), assignment, root, False, stages, like.items, saving)
+        judged = problem.judge(found)
         uses = self._held(judged.peaks) / np.maximum(1.0, self._budgets)
         key = tuple(float(entry) for entry in _KEYS[self._policy](uses, np.array(judged.seconds)))
-        return Solution(key, assignment, root, False, stages, like.items, saving), judged
+        return replace(found, key=key), judged
 
     def _held(self, peaks: Costs | Sequence[int]) -> Costs:
         """Bytes with those by which a device is known to stand above the replay."""
