@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
-from autobalance.profiling.trial import HostLocator
+from autobalance.profiling.batches import InPartsLocator
 
 _HERE = "host"
 
@@ -30,7 +29,7 @@ def batch_on_host(batch: Any) -> Any:
     return Mover(_FromMeta(), _HERE).move(batch)
 
 
-class _FromMeta(HostLocator):
+class _FromMeta(InPartsLocator):
     """Takes meta for the only place that is not the host."""
 
     def place_of(self, tensor: Tensor) -> Place | None:
@@ -38,10 +37,3 @@ class _FromMeta(HostLocator):
 
     def send(self, tensor: Tensor, place: Place) -> Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu", requires_grad=tensor.requires_grad)
-
-    def send_object(self, value: Any, place: Place) -> Any:
-        moved = copy.copy(value)
-        mover = Mover(self, place)
-        for name, item in vars(value).items():
-            object.__setattr__(moved, name, mover.move(item))
-        return moved

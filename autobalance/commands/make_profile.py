@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import autobalance
 from autobalance.commands.sources import add_model_options, load_source
 
 
@@ -44,13 +43,8 @@ def run(options: argparse.Namespace) -> None:
         ValueError, TypeError, ImportError, RuntimeError: what is wrong with the input.
     """
     source = load_source(options, on_meta=options.measure is None)
-    profile = autobalance.profile(
-        source.model,
-        source.batch,
-        optimizer=source.optimizer,
-        precision=source.precision,
-        step=source.step,
-        training=not options.inference,
+    profile = source.profiled(
+        options,
         target=options.target,
         accumulate=options.accumulate,
         clip=options.clip,

@@ -47,6 +47,26 @@ class Source:
     precision: str
     notes: list[str] = field(default_factory=list)
 
+    def profiled(self, options: argparse.Namespace, **keywords: Any) -> Profile:
+        """The profile of what is here.
+
+        Example:
+            >>> load_source(options, on_meta=True).profiled(options, target=options.target, scalable=True)
+
+        Args:
+            options: as for `load_source`.
+            **keywords: of `autobalance.profile`.
+        """
+        return autobalance.profile(
+            self.model,
+            self.batch,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            step=self.step,
+            training=not options.inference,
+            **keywords,
+        )
+
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Let a command be told how a model is trained.
@@ -97,16 +117,7 @@ def profile_of(options: argparse.Namespace, *, scalable: bool, devices: str | No
     source = load_source(options, on_meta=True)
     for note in source.notes:
         print(f"note: {note}", file=sys.stderr)
-    return autobalance.profile(
-        source.model,
-        source.batch,
-        optimizer=source.optimizer,
-        precision=source.precision,
-        step=source.step,
-        training=not options.inference,
-        target=options.target or _gpu_of(devices),
-        scalable=scalable,
-    )
+    return source.profiled(options, target=options.target or _gpu_of(devices), scalable=scalable)
 
 
 def load_source(options: argparse.Namespace, *, on_meta: bool) -> Source:

@@ -72,7 +72,23 @@ def _tensors_in(data: Any) -> list[Tensor]:
     return found
 
 
-class _Resizer(HostLocator):
+class InPartsLocator(HostLocator):
+    """Sends the attributes of an object with a `.to`, in a copy of it: its `.to` knows no place but devices.
+
+    Example:
+        >>> Mover(InPartsLocator(), "cuda:0").move(batch)
+    """
+
+    def send_object(self, value: Any, place: Place) -> Any:
+        """A copy of the object whose attributes are sent."""
+        moved = copy.copy(value)
+        mover = Mover(self, place)
+        for name, item in vars(value).items():
+            object.__setattr__(moved, name, mover.move(item))
+        return moved
+
+
+class _Resizer(InPartsLocator):
     """Takes the number of samples as the place of a tensor, so that the walk over a batch is that of moving it."""
 
     def __init__(self, samples: int) -> None:
@@ -85,10 +101,3 @@ class _Resizer(HostLocator):
     def send(self, tensor: Tensor, place: Place) -> Tensor:
         rows = torch.arange(self._samples, device=tensor.device) % tensor.shape[0]
         return tensor.detach()[rows].requires_grad_(tensor.requires_grad)
-
-    def send_object(self, value: Any, place: Place) -> Any:
-        moved = copy.copy(value)
-        mover = Mover(self, place)
-        for name, item in vars(value).items():
-            object.__setattr__(moved, name, mover.move(item))
-        return moved
