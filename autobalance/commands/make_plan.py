@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import autobalance
 from autobalance.commands.sources import SOURCE_HELP, add_model_options, profile_of
 from autobalance.commands.words import add_devices, devices_of, limits_of, number_or_auto, pin
+from autobalance.partitioning.largest_batch import largest_batch
 
 if TYPE_CHECKING:
     from autobalance.profiling.profile import Profile
@@ -119,8 +120,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _largest(profile: Profile, devices: str | None, question: dict[str, Any]) -> str:
     """The largest batch of every policy, in words."""
-    from autobalance.partitioning.largest_batch import largest_batch
-
     found = [f"{policy} {largest_batch(profile, devices, policy=policy, **question) or 'none'}" for policy in _POLICIES]
     parts = f", each in {question['micro_batches']} parts" if question["micro_batches"] > 1 else ""
     return f"largest batch that fits, in samples{parts}: {', '.join(found)}"

@@ -13,6 +13,8 @@ import autobalance
 from autobalance.commands.batch_words import batch_from_words, is_batch_in_words
 from autobalance.commands.factories import call_factory, find_function, named
 from autobalance.commands.hugging_face import PREFIX, load_hugging_face
+from autobalance.devices.table import find_gpu
+from autobalance.devices.words import parse_devices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -249,9 +251,6 @@ def _training_step(module: Any, batch: Any) -> Any:
 
 def _gpu_of(devices: str | None) -> str | None:
     """The GPU whose kernels count: the first of the devices planned for, where the table knows it."""
-    from autobalance.devices.table import find_gpu
-    from autobalance.devices.words import parse_devices
-
     if devices is None:
         return None
     gpu = find_gpu(parse_devices(devices)[0].name)
