@@ -40,6 +40,9 @@ def host_path(a: Device, b: Device) -> float:
     Example:
         >>> host_path(Device("a", 1, host_link=10.0), Device("b", 1, host_link=10.0))
         5.0
+
+    Args:
+        a, b: devices.
     """
     return a.host_link * b.host_link / (a.host_link + b.host_link)
 

@@ -101,6 +101,10 @@ def advice_on_time(problem: Problem, bounds: dict[str, float]) -> tuple[str, ...
     Example:
         >>> advice_on_time(problem, time_bounds(problem))
         ("splitting 'head', which takes 40% of a micro-batch by itself, in two would lower the bound by up to 12%",)
+
+    Args:
+        problem: a chain.
+        bounds: of it, by name.
     """
     least, more = least_seconds_of_blocks(problem), problem.micro_batches - 1
     longest = int(least.argmax())
@@ -122,6 +126,10 @@ def advice_on_use(problem: Problem, bounds: dict[str, float]) -> tuple[str, ...]
 
     Example:
         >>> advice_on_use(problem, use_bounds(problem))
+
+    Args:
+        problem: a chain.
+        bounds: of it, by name.
     """
     if bounds["indivisible block"] <= bounds["area"] * (1 + _WORTH):
         return ()

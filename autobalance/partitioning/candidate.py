@@ -60,6 +60,9 @@ def best_candidate(
 ) -> tuple[Problem, Candidate | None]:
     """The best partition for one way to split the batch.
 
+    Example:
+        >>> problem, found = best_candidate(question, "1f1b", 8)
+
     Args:
         question: as asked.
         schedule: of the micro-batches.
@@ -132,6 +135,14 @@ def _is_worth_rounds(policy: str, found: Candidate, best: Candidate) -> bool:
 
 def micro_profile(profile: Profile, micro_batches: int) -> Profile:
     """The profile of the largest of several parts of a batch.
+
+    Example:
+        >>> micro_profile(profile, 3).batch_size, profile.batch_size
+        (3, 8)
+
+    Args:
+        profile: of the whole batch.
+        micro_batches: how many parts there are.
 
     Raises:
         ValueError: the profile does not know how bytes depend on the batch.

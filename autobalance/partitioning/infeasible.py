@@ -69,6 +69,10 @@ def label(index: int, device: Device) -> str:
     Example:
         >>> label(1, Device("A100-80GB", 1))
         'device 1 (A100-80GB)'
+
+    Args:
+        index: its position.
+        device: itself.
     """
     position = f"device {index}"
     return position if device.name == position else f"{position} ({device.name})"
@@ -134,6 +138,10 @@ def devices_needed(problem: Problem, budget: int) -> int | None:
 
     Example:
         >>> devices_needed(problem, budget=80 * 2**30)
+
+    Args:
+        problem: whose chain and items are to lie somewhere.
+        budget: bytes of each device.
 
     Returns:
         None where no number of devices is enough, or where more than three items make the count too long.

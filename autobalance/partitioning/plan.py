@@ -262,6 +262,10 @@ def relative_use(peak: int, budget: int) -> float:
     Example:
         >>> relative_use(3, 4)
         0.75
+
+    Args:
+        peak: bytes.
+        budget: bytes.
     """
     if budget > 0:
         return peak / budget

@@ -101,6 +101,9 @@ def schedules_in(schedule: str | Sequence[str]) -> tuple[str, ...]:
         >>> schedules_in("1f1b")
         ('1f1b',)
 
+    Args:
+        schedule: as for `plan`.
+
     Raises:
         ValueError: a schedule that does not exist.
     """
@@ -122,6 +125,11 @@ def counts_in(micro_batches: int | str | Sequence[int], schedules: Sequence[str]
     Example:
         >>> counts_in("auto", ["1f1b"], batch_size=32)
         ()
+
+    Args:
+        micro_batches: as for `plan`.
+        schedules: that may be chosen.
+        batch_size: samples; 0: not known.
 
     Raises:
         ValueError: a number that no batch can be split into, or more than one for a schedule that takes batches whole.

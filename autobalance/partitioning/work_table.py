@@ -39,6 +39,9 @@ class WorkTable:
     def seconds(self, device: Device, devices: Sequence[Device]) -> tuple[Seconds, Seconds]:
         """Seconds of every block on a device, forward and backward.
 
+        Example:
+            >>> forward, backward = table.seconds(devices[0], devices)
+
         Args:
             device: that they run on.
             devices: all of the question, the fastest of which times given by hand hold for.

@@ -34,6 +34,9 @@ def name_range(first: str, last: str) -> str:
     Example:
         >>> name_range("model.layers.3", "model.layers.5")
         'model.layers.3 … 5'
+
+    Args:
+        first, last: names of blocks.
     """
     parent, _, child = last.rpartition(".")
     return f"{first} … {child if first.rpartition('.')[0] == parent else last}"
@@ -45,6 +48,10 @@ def device_title(index: int, name: str) -> str:
     Example:
         >>> device_title(1, "A100-80GB"), device_title(1, "device 1")
         ('1 A100-80GB', 'device 1')
+
+    Args:
+        index: position of the device.
+        name: of the device.
     """
     return name if name == f"device {index}" else f"{index} {name}"
 
@@ -55,5 +62,9 @@ def device_label(index: int, name: str) -> str:
     Example:
         >>> device_label(1, "A100-80GB"), device_label(1, "device 1")
         ('1 A100-80GB', '1')
+
+    Args:
+        index: position of the device.
+        name: of the device.
     """
     return str(index) if name == f"device {index}" else f"{index} {name}"

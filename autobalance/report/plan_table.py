@@ -68,6 +68,10 @@ def held_by(plan: Plan, device: int) -> str:
     Example:
         >>> held_by(plan, 1)
         'layers.4 … 7, head; recomputed: layers.4 … 6; batch, loss'
+
+    Args:
+        plan: the plan.
+        device: position of the device.
     """
     blocks, names = plan.blocks_on(device), plan.block_names
     told = [block_ranges(blocks, names)] if blocks else []

@@ -20,6 +20,10 @@ def profile_of(plan: Plan, profile: Profile | None) -> Profile | None:
     Example:
         >>> profile_of(Plan.load("plan.json"), Profile.load("profile.json"))
 
+    Args:
+        plan: the plan.
+        profile: None: the plan's own, which one that was loaded has not.
+
     Raises:
         ValueError: the given one is of another model, batch, optimizer or precision.
     """

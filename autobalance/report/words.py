@@ -47,6 +47,10 @@ def format_value(plan: Plan, value: float) -> str:
     Example:
         >>> format_value(plan, 0.904)
         '90.4%'
+
+    Args:
+        plan: whose objective says in which unit.
+        value: of it.
     """
     return format_time(value) if plan.objective == "step time" else f"{value:.1%}"
 
@@ -78,7 +82,12 @@ def bubble(plan: Plan) -> float:
 
 
 def samples_of_micro_batch(plan: Plan) -> int:
-    """Samples of the largest micro-batch; 0 where the batch is not known."""
+    """Samples of the largest micro-batch; 0 where the batch is not known.
+
+    Example:
+        >>> samples_of_micro_batch(plan)
+        4
+    """
     batch = plan.profile.batch_size if plan.profile is not None else 0
     return -(-batch // plan.micro_batches)
 

@@ -82,12 +82,24 @@ class Copies:
 
 
 def taken_in_turn(copies: Whole, leaders: Whole) -> Whole:
-    """Copies of gradients, of which copy 0 is the leader's; the same the other way round."""
+    """Copies of gradients, of which copy 0 is the leader's; the same the other way round.
+
+    Example:
+        >>> taken_in_turn(np.array([0, 1, 2]), np.array([2, 2, 2]))
+        array([2, 1, 0])
+
+    Args:
+        copies: numbers of micro-batches.
+        leaders: for each the micro-batch that is the first in the backward.
+    """
     return np.where(copies == leaders, 0, np.where(copies == 0, leaders, copies))
 
 
 def leaders_of(launched: Launched, stages: Whole) -> Whole:
     """By owner less `HOST`, the micro-batch that is the first in the backward of the owner's stage.
+
+    Example:
+        >>> leaders_of(launched, stages=np.array([2, 2]))
 
     Args:
         launched: launches.

@@ -74,6 +74,13 @@ def additions(timeline: Timeline, passes: Sequence[Pass]) -> Whole:
 
     Autograd adds a gradient to the one that is there, and lets go of it, once the operation that made it has let go of
     what it used; it makes all its results before that.
+
+    Example:
+        >>> ends = additions(timeline, passes_of(timeline, training=True))
+
+    Args:
+        timeline: storage events.
+        passes: of its steps.
     """
     storages, born = timeline.event_columns
     count = len(storages)
@@ -100,6 +107,9 @@ def additions(timeline: Timeline, passes: Sequence[Pass]) -> Whole:
 
 def through_casts(timeline: Timeline, roles: Whole) -> Whole:
     """Births of gradients that are made of the gradient of a weight's cast, which dies thereby.
+
+    Example:
+        >>> births = through_casts(timeline, roles)
 
     Args:
         timeline: storage events.

@@ -74,6 +74,9 @@ class Script:
 def script_of(timeline: Timeline, training: bool, manner: Manner, count: int) -> Script:
     """The script of a timeline's steps for several micro-batches.
 
+    Example:
+        >>> script_of(timeline, True, Manner.ONE_GRAPH, count=4)
+
     Args:
         timeline: of one micro-batch.
         training: whether a forward has a backward.

@@ -19,7 +19,12 @@ from autobalance.profiling.timeline import HOST, ROOT
 
 @dataclass(frozen=True)
 class Item:
-    """Something that is placed by itself: block indices and perhaps `ROOT`, on a given device or on any (None)."""
+    """Something that is placed by itself.
+
+    Attributes:
+        owners: block indices, and perhaps `ROOT`.
+        device: that it is on; None: any.
+    """
 
     owners: tuple[int, ...]
     device: int | None
@@ -139,6 +144,11 @@ def resolve_pins(profile: Profile, pin: Mapping[str, int] | None, devices: int) 
 
     Example:
         >>> resolve_pins(profile, {"head": 0}, devices=4)
+
+    Args:
+        profile: whose names they are.
+        pin: as for `plan`.
+        devices: how many there are.
 
     Raises:
         TypeError: no mapping.

@@ -41,6 +41,10 @@ def auto(tables: Tables, micro_batches: int) -> Cut | None:
 
     Example:
         >>> auto(tables, micro_batches=8)
+
+    Args:
+        tables: what stages hold and take.
+        micro_batches: parts of the batch.
     """
     if not _bases_allowed(tables):
         return None
@@ -87,6 +91,10 @@ def fastest(tables: Tables, micro_batches: int) -> Cut | None:
 
     Example:
         >>> fastest(tables, micro_batches=8)
+
+    Args:
+        tables: what stages hold and take.
+        micro_batches: parts of the batch.
     """
     found = _fastest(tables, micro_batches) if _bases_allowed(tables) else None
     return None if found is None else Cut((max(found.seconds, tables.floor),), found.path)
@@ -97,6 +105,10 @@ def balanced(tables: Tables, micro_batches: int = 1) -> Cut | None:
 
     Example:
         >>> balanced(tables)
+
+    Args:
+        tables: what stages hold and take.
+        micro_batches: parts of the batch.
     """
     if not _bases_allowed(tables):
         return None
@@ -109,6 +121,10 @@ def balanced_low_0(tables: Tables, micro_batches: int = 1) -> Cut | None:
 
     Example:
         >>> balanced_low_0(tables)
+
+    Args:
+        tables: what stages hold and take.
+        micro_batches: parts of the batch.
     """
     if not _bases_allowed(tables):
         return None
@@ -132,6 +148,10 @@ def sequential(tables: Tables, micro_batches: int = 1) -> Cut | None:
 
     Example:
         >>> sequential(tables)
+
+    Args:
+        tables: what stages hold and take.
+        micro_batches: parts of the batch.
     """
     if not _bases_allowed(tables):
         return None

@@ -52,6 +52,10 @@ def on_devices(path: Path, kinds: Sequence[Kind]) -> tuple[tuple[int, int, int],
     Example:
         >>> on_devices(sweep.path, kinds)
         ((0, 0, 4), (1, 4, 9))
+
+    Args:
+        path: (kind, first unit, one past the last) of each stage.
+        kinds: of devices.
     """
     free = [list(kind.devices) for kind in kinds]
     return tuple((free[kind].pop(0), start, stop) for kind, start, stop in path)

@@ -56,30 +56,6 @@ class Reach:
         return all(mine <= theirs for mine, theirs in zip(self.last, other.last, strict=True))
 
 
-def stage_peaks(
-    timeline: Timeline, places: Sequence[int], units: int, both: Mapping[int, tuple[int, int]] | None = None
-) -> Matrix:
-    """Peak bytes of every stage `[i, j)`, equal to what `replay` gives for a device that holds just that stage.
-
-    It knows nothing of fans: where gradients of one tensor meet depends on what other stages hold.
-
-    Example:
-        >>> stage_peaks(timeline, places=[0, 0, 1, 2], units=3)[0, 2]
-
-    Args:
-        timeline: storage events.
-        places: for every storage its unit, `EVERYWHERE` or `NOWHERE`.
-        units: length of the chain.
-        both: storages that count only in stages that hold both of two units, the first of which comes first; each holds
-            a tensor of its own, and its place is `NOWHERE`.
-
-    Returns:
-        A matrix of `units + 1` rows and columns; entry `[i, j]` with `i <= j` is the peak of stage `[i, j)` in bytes.
-        Entries below the diagonal mean nothing.
-    """
-    return next(iter(stage_windows(timeline, places, units, both)))[0]
-
-
 def stage_windows(
     timeline: Timeline,
     places: Sequence[int],
@@ -88,18 +64,26 @@ def stage_windows(
     cuts: Sequence[int] = (),
     reach: Reach | None = None,
 ) -> Iterator[tuple[Matrix, Matrix]]:
-    """Peak bytes of every stage in each of several windows of time, and what it holds when the window ends.
+    """Peak bytes of every stage `[i, j)` in each of several windows of time, and what it holds when the window ends.
+
+    They equal what `replay` gives for a device that holds just that stage. Nothing is known here of fans: where
+    gradients of one tensor meet depends on what other stages hold.
 
     Example:
         >>> (before, _), (after, at_rest) = stage_windows(timeline, places, units=3, cuts=[40])
 
     Args:
-        timeline, places, units, both: as for `stage_peaks`.
+        timeline: storage events.
+        places: for every storage its unit, `EVERYWHERE` or `NOWHERE`.
+        units: length of the chain.
+        both: storages that count only in stages that hold both of two units, the first of which comes first; each holds
+            a tensor of its own, and its place is `NOWHERE`.
         cuts: events before which a new window begins, in order.
         reach: stages that are of interest; entries of others are too small. None: all are.
 
     Yields:
-        For each window the peaks and what is held in the end, both as `stage_peaks` has it.
+        For each window the peaks and what is held in the end: matrices of `units + 1` rows and columns, whose entry
+        `[i, j]` with `i <= j` is about stage `[i, j)`, in bytes. Entries below the diagonal mean nothing.
     """
     live = np.zeros((units + 1, units + 1), dtype=np.int64)
     changes = _Changes(timeline, places, units, both or {})

@@ -25,12 +25,10 @@ class Found:
 
     Attributes:
         placement: device of every item.
-        cost: of the best cut with the items there.
         bound: no placement costs less than that in the first entry; None where it is not known.
     """
 
     placement: Places
-    cost: Cost
     bound: float | None
 
 
@@ -88,19 +86,19 @@ class ItemSearch:
 
         placement, least = bettered(start)
         if objective is None:
-            return Found(placement, least, None)
+            return Found(placement, None)
         try:
             whole = place_parts(self._graph(), objective, cut_off=least[0], seconds=seconds)
         except ImportError as error:
             warnings.warn(f"{error}. Their devices are searched one by one, without a bound.", stacklevel=2)
-            return Found(placement, least, None)
+            return Found(placement, None)
         if whole is None:
-            return Found(placement, least, None)
+            return Found(placement, None)
         if whole.devices is not None:
             again, price = bettered(whole.devices[len(self.chain.units) :])
             if price < least:
-                placement, least = again, price
-        return Found(placement, least, whole.bound)
+                placement = again
+        return Found(placement, whole.bound)
 
     def _graph(self) -> OddGraph:
         units = len(self.chain.units)

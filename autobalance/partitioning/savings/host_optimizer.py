@@ -83,5 +83,9 @@ def sharing_of(micro_batches: int, devices: int) -> int:
     Example:
         >>> sharing_of(micro_batches=16, devices=4)
         4
+
+    Args:
+        micro_batches: parts of the batch.
+        devices: how many there are.
     """
     return max(1, min(micro_batches, devices))

@@ -24,7 +24,15 @@ _STEPS = 12
 
 @dataclass(frozen=True)
 class Step:
-    """From one option of a block to the next one that saves more: price per byte, bytes, price, and that option."""
+    """From one option of a block to the next one that saves more.
+
+    Attributes:
+        ratio: seconds per byte.
+        block: whose options they are.
+        gain: bytes that it saves.
+        price: seconds, weighted.
+        option: the one that it leads to.
+    """
 
     ratio: float
     block: int

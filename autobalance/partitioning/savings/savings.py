@@ -174,6 +174,11 @@ def running(costs: SavingCosts, saving: Sequence[str], start: int = 0) -> Bytes:
 
     Example:
         >>> running(costs, ["keep", "recompute", "offload"])
+
+    Args:
+        costs: of the chain.
+        saving: "keep", "recompute" or "offload" of consecutive blocks.
+        start: the first of these.
     """
     here = slice(start, start + len(saving))
     again = np.where(np.array(saving) == RECOMPUTE, costs.kept[here], 0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autobalance.partitioning.chains.shared_values import EVERYWHERE, NOWHERE
-from autobalance.partitioning.chains.stage_peaks import Reach, band, stage_peaks, stage_windows
+from autobalance.partitioning.chains.stage_peaks import Reach, band, stage_windows
 from autobalance.profiling.timeline import HOST, ROOT, Timeline
 
 
@@ -22,7 +22,7 @@ def test_every_stage_peaks_as_a_replay_of_just_that_stage(
     timeline = random_timeline(rng, units + 2, views=views)
     places = {**{unit: unit for unit in range(units)}, units: EVERYWHERE, units + 1: NOWHERE, HOST: NOWHERE}
     places[ROOT] = rng.choice([EVERYWHERE, NOWHERE, units - 1])
-    peaks = stage_peaks(timeline, [places[owner] for owner in timeline.owners], units)
+    ((peaks, _),) = stage_windows(timeline, [places[owner] for owner in timeline.owners], units)
     for start in range(units + 1):
         for stop in range(start, units + 1):
             here = {unit: start <= unit < stop for unit in range(units)}
@@ -34,7 +34,7 @@ def test_every_stage_peaks_as_a_replay_of_just_that_stage(
 
 def test_a_copy_melts_only_in_stages_that_hold_both_ends() -> None:
     timeline = Timeline(sizes=(10, 10), owners=(0, 1), values=(0, 0), events=(1, 2))
-    peaks = stage_peaks(timeline, [0, 1], 2)
+    ((peaks, _),) = stage_windows(timeline, [0, 1], 2)
     assert peaks[0, 1] == peaks[1, 2] == peaks[0, 2] == 10
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from autobalance.partitioning.chains.chain import build_chain
 from autobalance.partitioning.orders.item_search import ItemSearch
+from autobalance.partitioning.orders.local_search import placement_moves
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.profiling.profile import Profile
@@ -50,7 +51,7 @@ def test_where_the_linear_model_is_exact_the_best_placement_is_found_and_proved(
     search, cost = _search(random.Random(seed), transient=0)
     best = min(cost(placement) for placement in product(range(DEVICES), repeat=2))
     found = search.best(cost, "largest use")
-    assert found.cost == cost(found.placement) == best
+    assert cost(found.placement) == best
     assert found.bound == pytest.approx(best[0], rel=1e-4)
 
 
@@ -60,14 +61,15 @@ def test_the_bound_holds_for_every_placement(seed: int) -> None:
     found = search.best(cost, "largest use")
     best = min(cost(placement) for placement in product(range(DEVICES), repeat=2))
     assert found.bound is not None
-    assert found.bound <= best[0] <= found.cost[0]
+    assert found.bound <= best[0] <= cost(found.placement)[0]
 
 
 def test_what_has_no_bound_is_searched_all_the_same() -> None:
     search, cost = _search(random.Random(0), transient=0)
     found = search.best(cost, None)
     assert found.bound is None
-    assert found.cost == cost(found.placement)
+    neighbours = placement_moves(found.placement, range(2), DEVICES)
+    assert cost(found.placement) <= min(cost(placement) for placement in neighbours)
 
 
 def test_a_search_without_scipy_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
