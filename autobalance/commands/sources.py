@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -239,7 +240,9 @@ def _own_optimizer(module: Any) -> Callable[..., Any]:
             f"{type(module).__name__}.configure_optimizers() returned {type(made).__name__}, in which no optimizer was "
             f"found: name one, such as --optimizer AdamW"
         )
-    kind, defaults = type(made), made.defaults
+    kind, asked = type(made), inspect.signature(type(made)).parameters
+    # AdamW's defaults hold an entry of Adam's that it does not take.
+    defaults = {name: value for name, value in made.defaults.items() if name in asked}
     return lambda parameters: kind(parameters, **defaults)
 
 

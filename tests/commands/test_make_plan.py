@@ -115,3 +115,13 @@ def test_plan_runs_the_own_step_and_optimizer_of_a_lightning_module(tmp_path: Pa
     # The momentum of SGD takes as much as the weights.
     assert all(block.optimizer == block.weights for block in plan.blocks)
     assert plan.block_names == ("a", "b")
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_plan_makes_an_adamw_as_the_lightning_module_does(tmp_path: Path, run: Run) -> None:
+    Path("net.py").write_text(
+        MODULE.replace("SGD(self.parameters(), lr=0.1, momentum=0.9)", "AdamW(self.parameters())")
+    )
+    saved = tmp_path / "plan.json"
+    run("plan", "net.py:Net", "2x1GiB", "--batch", "float32[4,64] int64[4]", "-o", saved)
+    assert "optimizer=AdamW" in Plan.load(saved).fingerprint
