@@ -13,11 +13,10 @@ from autobalance.partitioning.savings.host_optimizer import host_optimizer as ho
 from autobalance.partitioning.savings.host_optimizer import sharing_of
 from autobalance.partitioning.savings.savings import saving_costs
 from autobalance.partitioning.stage import Stage
-from autobalance.partitioning.times import launch_seconds, runs_of, stages_of, step_seconds
+from autobalance.partitioning.times import clocked, launch_seconds, runs_of, stages_of, step_seconds
 from autobalance.partitioning.transfers import Crossing
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import Timeline
-from autobalance.schedules.clock import run_clock
 from autobalance.schedules.launches import Launch, in_flight, launch_order
 from autobalance.timelines.host_storages import tells_optimizer, with_host
 from autobalance.timelines.micro_batches import interleaved
@@ -186,11 +185,4 @@ def _seconds(
     if micro_batches == 1 or len(set(places)) == len(places):
         return step_seconds(stages, micro_batches, launch)
     # Where stages visit a device more than once, no formula knows how they interlock.
-    slots = run_clock(
-        order,
-        places,
-        [stage.forward_time for stage in stages],
-        [stage.backward_time for stage in stages],
-        [stage.receive_time for stage in stages],
-    )
-    return max(max(slot.stop for slot in slots), micro_batches * launch)
+    return max(max(slot.stop for slot in clocked(stages, order)), micro_batches * launch)

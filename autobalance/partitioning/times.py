@@ -16,6 +16,8 @@ from autobalance.partitioning.work_table import Seconds, WorkTable
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.roofline import reference_rates
 from autobalance.profiling.timeline import ROOT
+from autobalance.schedules.clock import Slot, run_clock
+from autobalance.schedules.launches import Launch
 
 
 def block_seconds(profile: Profile, device: Device, devices: Sequence[Device]) -> tuple[Seconds, Seconds]:
@@ -189,6 +191,25 @@ def _receive(
                 received[stage] += ways * crossing.nbytes
                 seconds[stage] += ways * crossing.nbytes / float(links[source, device])
     return received, seconds
+
+
+def clocked(stages: Sequence[Stage], order: Sequence[Launch]) -> tuple[Slot, ...]:
+    """When what of a step runs on which device, in seconds from its begin.
+
+    Example:
+        >>> max(slot.stop for slot in clocked(plan.stages, launch_order("gpipe", len(plan.stages), 4)))
+
+    Args:
+        stages: with their times for one micro-batch.
+        order: launches of all micro-batches.
+    """
+    return run_clock(
+        order,
+        [stage.device for stage in stages],
+        [stage.forward_time for stage in stages],
+        [stage.backward_time for stage in stages],
+        [stage.receive_time for stage in stages],
+    )
 
 
 def step_seconds(stages: Sequence[Stage], micro_batches: int = 1, launch: float = 0.0) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autobalance.partitioning.plan import Plan
+from autobalance.partitioning.times import clocked
 from autobalance.report.markup import Markup, element, joined, percent
 from autobalance.report.names import device_title
 from autobalance.report.rows import axis, bar, legend, picture, row, stretched, strip
 from autobalance.report.words import format_time
-from autobalance.schedules.clock import Slot, run_clock
+from autobalance.schedules.clock import Slot
 from autobalance.schedules.launches import launch_order
 
 _HEIGHT = 30
@@ -31,13 +32,7 @@ def slots_of(plan: Plan) -> tuple[Slot, ...]:
     devices = [stage.device for stage in stages]
     training = any(stage.backward_time for stage in stages)
     order = launch_order(plan.schedule, len(stages), plan.micro_batches, devices=devices, training=training)
-    return run_clock(
-        order,
-        devices,
-        [stage.forward_time for stage in stages],
-        [stage.backward_time for stage in stages],
-        [stage.receive_time for stage in stages],
-    )
+    return clocked(stages, order)
 
 
 def gantt(plan: Plan) -> Markup:
