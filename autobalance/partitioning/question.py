@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,19 @@ class Question:
                     yield schedule, count
 
     @property
+    def finer_splits(self) -> Iterator[list[tuple[str, int]]]:
+        """Schedules with more parts than gain time, about twice as many each time: each of less memory.
+
+        Only where any number may be chosen.
+        """
+        batch = self.profile.batch_size
+        others = [schedule for schedule in self.schedules if schedule != "naive"]
+        size = -(-batch // self._most_useful) if batch and others and not self.micro_batches else 0
+        while size > 1:
+            size //= 2
+            yield [(schedule, -(-batch // size)) for schedule in others]
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of `plan` that ask the same of a profile of another batch."""
         names = {owner: name for name, owner in self.profile.loose} | dict(enumerate(self.profile.names))
@@ -87,10 +100,13 @@ class Question:
         }
 
     @property
+    def _most_useful(self) -> int:
+        return min(self.profile.batch_size, _MOST_PER_DEVICE * len(self.devices))
+
+    @property
     def _useful_counts(self) -> list[int]:
         batch = self.profile.batch_size
-        most = min(batch, _MOST_PER_DEVICE * len(self.devices))
-        sizes = {-(-batch // count) for count in range(1, most + 1)} if batch else {0}
+        sizes = {-(-batch // count) for count in range(1, self._most_useful + 1)} if batch else {0}
         return sorted({-(-batch // size) if size else 1 for size in sizes})
 
 
@@ -109,7 +125,7 @@ def schedules_in(schedule: str | Sequence[str]) -> tuple[str, ...]:
     """
     if schedule == "auto":
         return EXECUTABLE
-    wanted = (schedule,) if isinstance(schedule, str) else tuple(schedule)
+    wanted = tuple(schedule) if isinstance(schedule, Iterable) and not isinstance(schedule, str) else (schedule,)
     unknown = [word for word in wanted if word not in SCHEDULES]
     if unknown or not wanted:
         raise ValueError(
@@ -136,8 +152,9 @@ def counts_in(micro_batches: int | str | Sequence[int], schedules: Sequence[str]
     """
     if micro_batches == "auto":
         return ()
-    wanted = (micro_batches,) if isinstance(micro_batches, int) else micro_batches
-    if isinstance(wanted, str) or not all(type(count) is int and count > 0 for count in wanted) or not wanted:
+    is_several = isinstance(micro_batches, Iterable) and not isinstance(micro_batches, str)
+    wanted = tuple(micro_batches) if is_several else (micro_batches,)
+    if not all(type(count) is int and count > 0 for count in wanted) or not wanted:
         raise ValueError(
             f"micro_batches={micro_batches!r} does not exist; choose 'auto', a number of parts from 1 on, or several "
             f"of these to choose among"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
+from numbers import Real
 
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
@@ -62,7 +64,8 @@ def plan(
             squares. `"balanced_low_0"` (or `"minimize_first_gpu_memory"`): device 0 keeps the batch and the loss and as
             few blocks as the others allow; they are balanced. `"sequential"`: filled in order, as few devices as
             possible.
-        micro_batches: parts that a batch is split into: a number, several to choose among, or `"auto"`: any.
+        micro_batches: parts that a batch is split into: a number, several to choose among, or `"auto"`: up to eight
+            for each device, and more where nothing else fits.
         schedule: `"naive"`, `"gpipe"`, `"1f1b"`, `"looped"`, several to choose among, or `"auto"`: those that can be
             run, which is the naive one.
         max_memory: position in `devices` -> most it may hold, as accelerate has it.
@@ -99,7 +102,7 @@ def plan(
         budgets_of(targets, without_host(max_memory) if may_offload else max_memory, reserve),
         policy_name(policy),
         tuple(sorted(resolve_pins(profile, pin, len(targets)).items())),
-        tuple(max(0, parse_size(max(0, extra))) for extra in excess) if excess is not None else (0,) * len(targets),
+        tuple(map(_excess, excess)) if excess is not None else (0,) * len(targets),
         schedules,
         counts_in(micro_batches, schedules, profile.batch_size),
         _may("recompute", recompute),
@@ -112,12 +115,15 @@ def plan(
 @lru_cache(maxsize=_REMEMBERED)
 def _search(question: Question) -> Plan:
     found, hopeless = list[Candidate](), list[Problem]()
-    for schedule, count in question.splits:
-        problem, candidate = best_candidate(question, schedule, count)
-        if candidate is None:
-            hopeless.append(problem)
-        else:
-            found.append(candidate)
+    for splits in chain([question.splits], question.finer_splits):
+        for schedule, count in splits:
+            problem, candidate = best_candidate(question, schedule, count)
+            if candidate is None:
+                hopeless.append(problem)
+            else:
+                found.append(candidate)
+        if found:
+            break
     if not found:
         raise infeasible(hopeless[0], remedies(question))
     return _as_plan(question, _best_of(question, found))
@@ -202,6 +208,10 @@ def _least_use(problem: Problem) -> float | None:
     """The smallest largest use of all plans of this kind, where it is proved."""
     best = problem.solve(balanced)
     return best.key[0] if best is not None and best.proved else None
+
+
+def _excess(extra: int) -> int:
+    return 0 if isinstance(extra, Real) and extra < 0 else parse_size(extra)
 
 
 def _may(name: str, value: bool | str) -> bool | None:

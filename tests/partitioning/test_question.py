@@ -20,7 +20,7 @@ def test_auto_asks_for_schedules_that_can_be_run() -> None:
     assert schedules_in(["gpipe", "looped"]) == ("gpipe", "looped")
 
 
-@pytest.mark.parametrize("schedule", ["zigzag", ["1f1b", "zigzag"], []])
+@pytest.mark.parametrize("schedule", ["zigzag", ["1f1b", "zigzag"], [], None])
 def test_schedules_that_do_not_exist_say_which_do(schedule: str | list[str]) -> None:
     with pytest.raises(ValueError, match=r"does not exist; choose 'auto', one of 'naive', 'gpipe', '1f1b', 'looped'"):
         schedules_in(schedule)
@@ -34,7 +34,7 @@ def test_numbers_of_parts_are_taken_in_order_and_once() -> None:
     assert counts_in(64, ["1f1b"], 0) == (64,), "the batch is not known"
 
 
-@pytest.mark.parametrize("given", ["many", 0, -1, True, [], [2, 0], [1.5]])
+@pytest.mark.parametrize("given", ["many", 0, -1, True, [], [2, 0], [1.5], 1.0, None])
 def test_numbers_that_no_batch_has_are_refused(given: object) -> None:
     with pytest.raises(
         ValueError, match=r"micro_batches=.* does not exist; choose 'auto', a number of parts from 1 on"
@@ -60,6 +60,16 @@ def test_given_numbers_are_tried_with_every_schedule_that_splits() -> None:
     asked = replace(QUESTION, schedules=("1f1b", "naive", "gpipe"), micro_batches=(1, 4))
     assert list(asked.splits) == [("naive", 1), ("1f1b", 4), ("gpipe", 4)]
     assert list(replace(asked, micro_batches=(4,)).splits) == [("1f1b", 4), ("gpipe", 4)]
+
+
+def test_finer_parts_are_half_as_large_each_time_down_to_a_sample() -> None:
+    profile = Profile.from_costs([4, 4, 4], saved=[10, 10, 10], batch_size=100)
+    asked = replace(QUESTION, profile=profile, schedules=("naive", "1f1b", "gpipe"))
+    # Of 16 parts for two devices the largest has seven samples.
+    assert list(asked.finer_splits) == [[("1f1b", count), ("gpipe", count)] for count in (34, 100)]
+    assert not list(replace(asked, micro_batches=(2,)).finer_splits), "other numbers were asked for"
+    assert not list(replace(asked, schedules=("naive",)).finer_splits)
+    assert not list(replace(QUESTION, schedules=("1f1b",)).finer_splits), "ten parts have one sample already"
 
 
 def test_of_a_batch_that_is_not_known_there_is_one_part() -> None:

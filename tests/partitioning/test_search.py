@@ -7,6 +7,7 @@ from itertools import groupby, product
 import pytest
 
 import autobalance.partitioning.chains.problem as problem_module
+from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.search import plan
@@ -119,6 +120,36 @@ def test_the_call_order_is_kept_where_leaving_it_gains_little() -> None:
     # In order: 30 + 31 and 30 + 29 on two devices. Out of order block1 could join block3: 60 and 60.
     found = plan(Profile.from_costs([30, 31, 30, 29]), [100, 100], pin={"block1": 0})
     assert found.assignment == (0, 0, 1, 1)
+
+
+def test_the_call_order_is_not_left_for_a_slower_step() -> None:
+    # With block0 alone on its device a step takes 4 % longer, which no room in memory is worth.
+    profile = Profile.from_costs([20] * 3, forward_time=[1] * 3, transfer=[6, 6], together=[(1, 2)])
+    devices = [Device(name, 100, link=100.0) for name in "ab"]
+    found = plan(profile, devices, pin={"block0": 0})
+    assert (found.assignment, found.step_time) == ((0, 0, 0), 3.0)
+    assert found.optimal
+
+
+def test_pins_that_leave_no_block_in_the_order_are_planned() -> None:
+    found = plan(Profile.from_costs([44, 37]), [100, 100], policy="sequential", pin={"block0": 1, "block1": 0})
+    assert found.assignment == (1, 0)
+
+
+def test_a_batch_is_split_further_than_gains_time_where_nothing_else_fits() -> None:
+    profile = Profile.from_costs([10, 10], saved=[640, 640], batch_size=64)
+    assert plan(profile, [1000], schedule="1f1b").micro_batches <= 8
+    found = plan(profile, [60], schedule="1f1b")
+    assert (found.micro_batches, found.peaks) == (32, (60,))
+
+
+@pytest.mark.parametrize("group", [(1, 2), (0, 2)])
+def test_groups_that_save_memory_together_or_not_at_all_prove_nothing(group: tuple[int, int]) -> None:
+    profile = Profile.from_costs([1] * 3, [20] * 3, None, [1] * 3, [1] * 3, [2, 2], together=[group])
+    assert plan(profile, [100]).optimal
+    found = plan(profile, [50, 50], recompute=True)
+    assert not found.optimal
+    assert "memory" not in found.bounds
 
 
 def test_pins_too_large_for_their_device_are_an_error() -> None:
@@ -320,6 +351,9 @@ def test_the_same_question_gets_the_same_plan() -> None:
         ({"schedule": "zb"}, "schedule='zb' does not exist; choose 'auto', one of 'naive', 'gpipe', '1f1b'"),
         ({"recompute": "always"}, "recompute='always' does not exist; choose 'auto', True or False"),
         ({"policy": "fastest"}, "policy='fastest' does not exist"),
+        ({"policy": ["auto"]}, "policy=.* does not exist"),
+        ({"excess": [float("nan"), 0]}, "a size in bytes is finite and not negative, not nan"),
+        ({"max_memory": {"disk": 8}, "offload": True}, "offload=True takes the host's memory, 'cpu', and no disk"),
     ],
 )
 def test_options_that_do_not_exist_say_what_does(option: dict, text: str) -> None:
@@ -339,6 +373,8 @@ def test_options_by_name_that_exist_are_taken() -> None:
     [
         ("a model", {}, "plan takes a Profile, not a str; make one with autobalance.profile"),
         (Profile.from_costs([1, 1]), {"pin": ["block0"]}, "pin is a mapping such as {'head': 0}"),
+        (Profile.from_costs([1, 1]), {"max_memory": [1, 2], "offload": True}, "max_memory is a mapping such as"),
+        (Profile.from_costs([1, 1]), {"excess": [None, 0]}, "a size is a number of bytes"),
     ],
 )
 def test_arguments_of_another_type_are_refused_in_words(profile: object, option: dict, text: str) -> None:
