@@ -133,6 +133,8 @@ def advice_on_use(problem: Problem, bounds: dict[str, float]) -> tuple[str, ...]
     """
     if bounds["indivisible block"] <= bounds["area"] * (1 + _WORTH):
         return ()
+    if not problem.chain.units:
+        return ()  # every block stands beside the chain
     alone = problem.unit_peaks() / max(problem.budgets)
     largest = int(alone.argmax())
     others = np.delete(alone, largest)

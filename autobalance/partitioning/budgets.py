@@ -39,8 +39,7 @@ def budgets_of(
         TypeError: no mapping, or no size.
         ValueError: a key that is no position, a size that is none, or a reserve that leaves nothing.
     """
-    if max_memory is not None and not isinstance(max_memory, Mapping):
-        raise TypeError(f"max_memory is a mapping such as {{0: '10GiB'}}, from positions to sizes, not {max_memory!r}")
+    _refuse_no_mapping(max_memory)
     limits = dict(max_memory or {})
     for key in limits:
         if key in ("cpu", "disk"):
@@ -84,7 +83,16 @@ def without_host(max_memory: Mapping[int | str, int | str] | None) -> Mapping[in
         >>> without_host({0: "10GiB", "cpu": "64GiB"})
         {0: '10GiB'}
     """
-    return max_memory and {key: size for key, size in max_memory.items() if key != "cpu"}
+    _refuse_no_mapping(max_memory)
+    limits = {key: size for key, size in (max_memory or {}).items() if key != "cpu"}
+    if "disk" in limits:
+        raise ValueError("max_memory has the key 'disk': offload=True takes the host's memory, 'cpu', and no disk")
+    return limits
+
+
+def _refuse_no_mapping(max_memory: object) -> None:
+    if max_memory is not None and not isinstance(max_memory, Mapping):
+        raise TypeError(f"max_memory is a mapping such as {{0: '10GiB'}}, from positions to sizes, not {max_memory!r}")
 
 
 def _reserve(device: Device, capacity: int, reserve: str | float) -> int:

@@ -88,7 +88,7 @@ def best_candidate(
     for chain in chains:
         problem = problem_of(chain, question.allowed)
         found = _settled(problem, question)
-        if found is not None and (best is None or _clearly_less(found.key, best.key)):
+        if found is not None and (best is None or _is_worth_disorder(question.policy, found.key, best.key)):
             best = found
     plain = best if best is None or schedule != "looped" else replace(best, proved=False, least=None)
     best = plain
@@ -123,14 +123,14 @@ def _looped(problem: Problem, policy: str, plain: Candidate | None) -> Candidate
 def _is_worth_rounds(policy: str, found: Candidate, best: Candidate) -> bool:
     """Whether going over devices again takes less time or, in nearly the same, clearly less memory."""
     if policy != "auto":
-        return _clearly_less(found.key, best.key)
+        return _is_worth_disorder(policy, found.key, best.key)
     (seconds, use), (least, least_use) = found.key, best.key
     limit = best.problem.limit
     if limit is not None:
         seconds, least = found.judged.seconds, best.judged.seconds
     if max(seconds, least) > ((1 + NEARLY) * min(seconds, least) if limit is None else limit * (1 + 1e-9)):
         return seconds < least
-    return _clearly_less((use,), (least_use,))
+    return _is_worth_disorder(policy, (use,), (least_use,))
 
 
 def micro_profile(profile: Profile, micro_batches: int) -> Profile:
@@ -253,9 +253,15 @@ def _is_no_more(key: tuple[float, ...], bound: tuple[float, ...]) -> bool:
     return all(mine <= least + 1e-9 * abs(least) for mine, least in zip(key, bound, strict=False))
 
 
-def _clearly_less(key: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether the first entries that differ by more than the price of leaving the call order differ downwards."""
+def _is_worth_disorder(policy: str, key: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether a key is less than another by the price of leaving the call order, with nothing before it that is more.
+
+    Of what `"auto"` minimises, nearly the same is not more.
+    """
+    alike = NEARLY if policy == "auto" else 0.0
     for mine, theirs in zip(key, other, strict=False):
-        if abs(mine - theirs) > _PRICE_OF_DISORDER * abs(theirs):
-            return mine < theirs
+        if mine < theirs - _PRICE_OF_DISORDER * abs(theirs):
+            return True
+        if mine > theirs + (alike + 1e-9) * abs(theirs):
+            return False
     return False

@@ -299,7 +299,7 @@ def policy_name(word: str) -> str:
     Raises:
         ValueError: there is no such policy.
     """
-    name = _ALSO.get(word, word)
+    name = _ALSO.get(word, word) if isinstance(word, str) else ""
     if name not in POLICIES:
         raise ValueError(f"policy={word!r} does not exist; choose one of {', '.join([*POLICIES, *_ALSO])}")
     return name

@@ -124,6 +124,8 @@ class Problem(KnownStages):
         assignment, root = self.chain.assignment(stages, placement)
         proved = is_exact and not self._is_merged and not self._is_short
         proved = proved and self.overlapping == self.micro_batches
+        # Any that saves memory is as balanced as any other that does, and less so than one that keeps all.
+        proved = proved and (policy is balanced or not memory or not self._is_coarse)
         saving, streamed = self._savings(found.path, kinds)
         choices = self._choices(found.path, kinds)
         loose = None if self.is_short_of_host or not self.is_exact or policy not in (auto, fastest) else self.least
@@ -202,6 +204,21 @@ class Problem(KnownStages):
     @property
     def _is_short(self) -> bool:
         return self.is_short_of_host or self.least is not None
+
+    @cached_property
+    def _is_coarse(self) -> bool:
+        """Whether blocks might save memory one by one that here do so together, as a unit, or not at all, in items."""
+        allowed = self.allowed
+        if allowed is None:
+            return False
+        units = [[owner for owner in owners if owner >= 0] for owners in self.chain.units]
+        items = [[owner for owner in item.owners if owner >= 0] for item in self.chain.items]
+        return any(
+            (allowed.recompute and self._may("recompute", owner))
+            or (allowed.offload and (self._may("offload", owner) or self.profile.blocks[owner].static > 0))
+            for owners in [*(unit for unit in units if len(unit) > 1), *items]
+            for owner in owners
+        )
 
     def _search_items(self, policy: Policy, hard: bool) -> Found:
         def cost(placement: Placement) -> tuple[float, ...]:
