@@ -1,4 +1,4 @@
-"""Sizes in words and back: `"10GiB"` is 10737418240 bytes."""
+"""Sizes in words and back, `"10GiB"` is 10737418240 bytes, and times in words."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _UNITS = {
     "TIB": 2**40,
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?i?B)?\s*", re.IGNORECASE)
+_ROUNDED_UP = 0.9995  # with three figures this is 1, and not 1000 of the next smaller unit
 
 
 def parse_size(size: str | float) -> int:
@@ -81,6 +82,35 @@ def format_size(size: float) -> str:
         if abs(size) >= scale:
             return f"{size / scale:.2f} {unit}"
     return f"{size:.0f} B"
+
+
+def format_time(seconds: float) -> str:
+    """Text for a stretch of time, with three figures.
+
+    Example:
+        >>> format_time(0.01234), format_time(75)
+        ('12.3 ms', '75.0 s')
+
+    Args:
+        seconds: 0 or more.
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= _ROUNDED_UP * scale:
+            return f"{three_figures(seconds / scale)} {unit}"
+    return f"{three_figures(seconds / 1e-6)} µs" if seconds else "0 s"
+
+
+def three_figures(number: float) -> str:
+    """A number with three figures, and all of those before the point.
+
+    Example:
+        >>> three_figures(1.2), three_figures(12345), three_figures(0.02804)
+        ('1.20', '12,345', '0.028')
+    """
+    if number < _ROUNDED_UP:
+        return f"{number:.3g}"
+    decimals = next((2 - place for place in (2, 1) if number >= _ROUNDED_UP * 10**place), 2)
+    return f"{number:,.{decimals}f}"
 
 
 def pinned_bytes(sizes: Sequence[int]) -> int:

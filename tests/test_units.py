@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autobalance.units import format_size, parse_size
+from autobalance.units import format_size, format_time, parse_size
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,21 @@ def test_other_types_are_refused(thing: object) -> None:
 )
 def test_sizes_are_written_in_the_unit_that_fits(size: int, text: str) -> None:
     assert format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (4e-6, "4.00 µs"),
+        (0.0004, "400 µs"),
+        (0.99951e-3, "1.00 ms"),
+        (0.01234, "12.3 ms"),
+        (0.9997, "1.00 s"),
+        (9.997, "10.0 s"),
+        (75.0, "75.0 s"),
+        (12345.6, "12,346 s"),
+    ],
+)
+def test_times_have_three_figures(seconds: float, text: str) -> None:
+    assert format_time(seconds) == text

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import autobalance
 from autobalance.commands.sources import SOURCE_HELP, add_model_options, profile_of
 from autobalance.commands.words import add_devices, devices_of, limits_of, number_or_auto, pin
+from autobalance.partitioning.chains.policies import POLICIES
 from autobalance.partitioning.largest_batch import largest_batch
 
 if TYPE_CHECKING:
     from autobalance.profiling.profile import Profile
 
-_POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")
 _CHOICES = {"auto": "auto", "yes": True, "no": False}
 
 
@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_devices(parser)
     add_model_options(parser)
     add_search_options(parser)
-    parser.add_argument("--policy", default="auto", help=", ".join(_POLICIES))
+    parser.add_argument("--policy", default="auto", help=", ".join(POLICIES))
     parser.add_argument("--max-batch", action="store_true", help="the largest batch that fits, for every policy")
     parser.add_argument("-o", "--output", type=Path, help="save the plan in this file, as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE", help="draw the plan in this file, as HTML")
@@ -120,6 +120,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _largest(profile: Profile, devices: str | None, question: dict[str, Any]) -> str:
     """The largest batch of every policy, in words."""
-    found = [f"{policy} {largest_batch(profile, devices, policy=policy, **question) or 'none'}" for policy in _POLICIES]
+    found = [f"{policy} {largest_batch(profile, devices, policy=policy, **question) or 'none'}" for policy in POLICIES]
     parts = f", each in {question['micro_batches']} parts" if question["micro_batches"] > 1 else ""
     return f"largest batch that fits, in samples{parts}: {', '.join(found)}"

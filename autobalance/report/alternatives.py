@@ -11,8 +11,7 @@ from autobalance.partitioning.rivals.alternatives import Alternative
 from autobalance.report.columns import common_unit
 from autobalance.report.folding import Sentences
 from autobalance.report.grid import add_line, grid
-from autobalance.report.words import format_time
-from autobalance.units import format_size
+from autobalance.units import format_size, format_time
 
 
 def alternatives_table(alternatives: Sequence[Alternative]) -> Group:

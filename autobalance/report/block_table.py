@@ -11,7 +11,8 @@ from autobalance.profiling.block_cost import BlockCost
 from autobalance.report.columns import common_unit
 from autobalance.report.markup import Markup, element, joined
 from autobalance.report.names import name_range
-from autobalance.report.words import samples_of_micro_batch, three_figures
+from autobalance.report.words import samples_of_micro_batch
+from autobalance.units import three_figures
 
 _SAVING = {"keep": "", "recompute": "recomputed", "offload": "saved on the host"}
 _BYTES: dict[str, Callable[[BlockCost], int]] = {

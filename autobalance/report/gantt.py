@@ -9,9 +9,9 @@ from autobalance.partitioning.times import clocked
 from autobalance.report.markup import Markup, element, joined, percent
 from autobalance.report.names import device_title
 from autobalance.report.rows import axis, bar, legend, picture, row, stretched, strip
-from autobalance.report.words import format_time
 from autobalance.schedules.clock import Slot
 from autobalance.schedules.launches import launch_order
+from autobalance.units import format_time
 
 _HEIGHT = 30
 # Above so many slots a browser gets slow, and no slot could be pointed at: each device is drawn as one shape then.

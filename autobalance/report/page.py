@@ -16,8 +16,8 @@ from autobalance.report.plan_table import held_by
 from autobalance.report.replayed import profile_of
 from autobalance.report.style import STYLE
 from autobalance.report.waterfall import waterfall
-from autobalance.report.words import SAME, fit_line, format_time, format_value, proof, schedule_line
-from autobalance.units import format_size
+from autobalance.report.words import SAME, fit_line, format_value, proof, schedule_line
+from autobalance.units import format_size, format_time
 
 _FEW = 8  # devices that a list shows one below the other
 

@@ -13,7 +13,8 @@ from autobalance.report.folding import Sentences, fold_names
 from autobalance.report.grid import add_line, grid
 from autobalance.report.names import block_ranges, device_label
 from autobalance.report.shares import Shares, shares_of
-from autobalance.report.words import fit_line, has_bounds, schedule_line, three_figures, waterfall_line
+from autobalance.report.words import fit_line, has_bounds, schedule_line, waterfall_line
+from autobalance.units import three_figures
 
 # What stands between and around columns, and what a column of words is given before columns of figures are merged.
 _BETWEEN = 2

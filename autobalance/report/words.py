@@ -4,41 +4,11 @@ from __future__ import annotations
 
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.stage import Stage
-from autobalance.units import format_size
+from autobalance.units import format_size, format_time
 
-_ROUNDED_UP = 0.9995  # with three figures this is 1, and not 1000 of the next smaller unit
 _TOLD = 3  # devices that are over their budget, the worst first
 SAME = 5e-4
 """Figures of objectives that differ by a smaller share look the same in print."""
-
-
-def format_time(seconds: float) -> str:
-    """Text for a stretch of time, with three figures.
-
-    Example:
-        >>> format_time(0.01234), format_time(75)
-        ('12.3 ms', '75.0 s')
-
-    Args:
-        seconds: 0 or more.
-    """
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= _ROUNDED_UP * scale:
-            return f"{three_figures(seconds / scale)} {unit}"
-    return f"{three_figures(seconds / 1e-6)} µs" if seconds else "0 s"
-
-
-def three_figures(number: float) -> str:
-    """A number with three figures, and all of those before the point.
-
-    Example:
-        >>> three_figures(1.2), three_figures(12345), three_figures(0.02804)
-        ('1.20', '12,345', '0.028')
-    """
-    if number < _ROUNDED_UP:
-        return f"{number:.3g}"
-    decimals = next((2 - place for place in (2, 1) if number >= _ROUNDED_UP * 10**place), 2)
-    return f"{number:,.{decimals}f}"
 
 
 def format_value(plan: Plan, value: float) -> str:

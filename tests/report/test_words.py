@@ -5,27 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autobalance.partitioning.plan import Plan
-from autobalance.report.words import bubble, fit_line, format_time, schedule_line, visits_of, waterfall_line
+from autobalance.report.words import bubble, fit_line, schedule_line, visits_of, waterfall_line
 
 GIB = 2**30
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 s"),
-        (4e-6, "4.00 µs"),
-        (0.0004, "400 µs"),
-        (0.99951e-3, "1.00 ms"),
-        (0.01234, "12.3 ms"),
-        (0.9997, "1.00 s"),
-        (9.997, "10.0 s"),
-        (75.0, "75.0 s"),
-        (12345.6, "12,346 s"),
-    ],
-)
-def test_times_have_three_figures(seconds: float, text: str) -> None:
-    assert format_time(seconds) == text
 
 
 def test_the_bubble_is_what_equal_stages_are_known_to_leave(pipelined: Plan) -> None:

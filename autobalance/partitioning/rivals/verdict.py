@@ -8,7 +8,7 @@ from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.rivals.alternatives import Alternative
 from autobalance.partitioning.score import Score
 from autobalance.partitioning.times import optimizer_seconds
-from autobalance.units import format_size
+from autobalance.units import format_size, format_time
 
 ALIKE = 0.05
 """Predicted times that differ by no more than this share count as equal."""
@@ -49,17 +49,17 @@ def verdict(ours: Plan | Score, alternatives: Sequence[Alternative]) -> str:
     beside = f" ({' and '.join(other.name for other in lacking)} would not)" if lacking else ""
     if there < here * (1 - ALIKE):
         return (
-            f"{best.name} is the better choice here: a step takes {_in_words(there)}, {1 - there / here:.0%} less than "
-            f"the {_in_words(here)} of this plan, {held}."
+            f"{best.name} is the better choice here: a step takes {format_time(there)}, {1 - there / here:.0%} less than "
+            f"the {format_time(here)} of this plan, {held}."
         )
     if here < there * (1 - ALIKE):
         return (
-            f"This plan is the better choice here: a step takes {_in_words(here)}, {1 - here / there:.0%} less than "
-            f"the {_in_words(there)} of {best.name}, the fastest alternative that fits{beside}."
+            f"This plan is the better choice here: a step takes {format_time(here)}, {1 - here / there:.0%} less than "
+            f"the {format_time(there)} of {best.name}, the fastest alternative that fits{beside}."
         )
     simpler = " and needs no split" if best.name == "DDP" else ""
     return (
-        f"{best.name} is as fast as this plan here{simpler}: a step takes {_in_words(there)} there, {_in_words(here)} "
+        f"{best.name} is as fast as this plan here{simpler}: a step takes {format_time(there)} there, {format_time(here)} "
         f"here, {held}."
     )
 
@@ -71,7 +71,3 @@ def _optimizer_time(ours: Plan | Score) -> float | None:
     if ours.profile is None:
         return None
     return max(optimizer_seconds(ours.profile, ours.assignment, ours.devices))
-
-
-def _in_words(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
