@@ -21,12 +21,11 @@ import numpy as np
 
 from autobalance.devices.device import Device
 from autobalance.devices.links import link_matrix
+from autobalance.partitioning.savings.host_optimizer import HOST_BANDWIDTH
 from autobalance.partitioning.times import block_seconds, launch_seconds, optimizer_seconds
 from autobalance.partitioning.work_table import Seconds
 from autobalance.profiling.profile import Profile
 
-HOST_BANDWIDTH = 2e11
-"""Bytes per second of a host's memory, which bounds an optimizer on the CPU: 8 channels of DDR4-3200 have 204.8e9."""
 _MIXED = ("16-mixed", "bf16-mixed")
 
 

@@ -57,7 +57,7 @@ def test_zero_with_offload_keeps_what_stays_on_the_host_and_pays_with_its_link()
     assert zero.moved == 12 + 3 * 4  # a device's half of weights, twice, and of gradients
     # 2 bytes / 1 for each block's half: the first fetch, then 2 for each forward, 4 for each backward.
     assert zero.step_time == 2 + 2 * 2 + 2 * 4
-    assert zero.optimizer_time == pytest.approx(2 * 1e12 / 2e11)  # the host's memory is 5 times slower
+    assert zero.optimizer_time == pytest.approx(2 * 1e12 / 204.8e9)  # the host's memory is nearly 5 times slower
 
 
 def test_a_share_that_does_not_fit_is_run_in_parts_that_do() -> None:
