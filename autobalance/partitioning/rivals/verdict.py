@@ -49,8 +49,8 @@ def verdict(ours: Plan | Score, alternatives: Sequence[Alternative]) -> str:
     beside = f" ({' and '.join(other.name for other in lacking)} would not)" if lacking else ""
     if there < here * (1 - ALIKE):
         return (
-            f"{best.name} is the better choice here: a step takes {format_time(there)}, {1 - there / here:.0%} less than "
-            f"the {format_time(here)} of this plan, {held}."
+            f"{best.name} is the better choice here: a step takes {format_time(there)}, {1 - there / here:.0%} less "
+            f"than the {format_time(here)} of this plan, {held}."
         )
     if here < there * (1 - ALIKE):
         return (
@@ -59,8 +59,8 @@ def verdict(ours: Plan | Score, alternatives: Sequence[Alternative]) -> str:
         )
     simpler = " and needs no split" if best.name == "DDP" else ""
     return (
-        f"{best.name} is as fast as this plan here{simpler}: a step takes {format_time(there)} there, {format_time(here)} "
-        f"here, {held}."
+        f"{best.name} is as fast as this plan here{simpler}: a step takes {format_time(there)} there, "
+        f"{format_time(here)} here, {held}."
     )
 
 
