@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class InfeasiblePlanError(ValueError):
     """No plan keeps every device within its budget.
@@ -12,6 +14,9 @@ class InfeasiblePlanError(ValueError):
         ... except autobalance.InfeasiblePlanError as error:
         ...     print(error.shortfall)
 
+    What would help takes searches of its own, which are made when the text is first asked for: whoever only tries
+    whether something fits does not wait for them.
+
     Attributes:
         need: bytes that each device would hold under the best plan that ignores budgets.
         budget: bytes that each device may hold.
@@ -21,17 +26,24 @@ class InfeasiblePlanError(ValueError):
 
     def __init__(
         self,
-        message: str,
+        message: str | Callable[[], str],
         *,
         need: tuple[int, ...],
         budget: tuple[int, ...],
         largest_block: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(*([message] if isinstance(message, str) else []))
+        self._message = message
         self.need = need
         self.budget = budget
         self.shortfall = tuple(max(0, wanted - given) for wanted, given in zip(need, budget, strict=True))
         self.largest_block = largest_block
+
+    def __str__(self) -> str:
+        if not isinstance(self._message, str):
+            self._message = self._message()
+            self.args = (self._message,)
+        return self._message
 
     def __reduce__(self) -> tuple[object, ...]:
         # BaseException would rebuild the error from its text alone, which the keyword arguments forbid.

@@ -35,6 +35,16 @@ def infeasible(problem: Problem, remedies: Iterable[str] = ()) -> InfeasiblePlan
     needs = needs_of(problem, best, problem.judge(best))
     need = tuple(peak + (extra if peak else 0) for peak, extra in zip(needs, problem.excess, strict=True))
     name, size = _largest(problem)
+
+    def told() -> str:
+        advice = [*remedies, *_advice(problem, need, name, size)]
+        return "\n".join([*_shortage(problem, need, name, size), *(f"  - {line}" for line in advice)])
+
+    return InfeasiblePlanError(told, need=need, budget=problem.budgets, largest_block=name)
+
+
+def _shortage(problem: Problem, need: Sequence[int], name: str, size: int) -> list[str]:
+    """What is missing where."""
     found = (
         "no plan was found that CUDA's caching allocators can serve: free memory lies in pieces that are too small."
         if problem.ran_out
@@ -51,16 +61,13 @@ def infeasible(problem: Problem, remedies: Iterable[str] = ()) -> InfeasiblePlan
         missing = f"{format_size(wanted - given)} missing" if wanted > given else "enough"
         lines.append(f"  {label(index, device)}: needs {format_size(wanted)}, may use {format_size(given)}, {missing}")
     lines.append(f"The largest block is {name!r}: {format_size(size)} by itself.")
-    advice = list(_advice(problem, need, name, size))
     static, budget = sum(block.static for block in problem.profile.blocks), sum(problem.budgets)
     if static > budget:
         lines.append(
             f"No batch is small enough: what stays (weights, gradients, optimizer state, buffers) takes "
             f"{format_size(static)}, all budgets together are {format_size(budget)}."
         )
-    lines.append("What would help:")
-    lines += [f"  - {line}" for line in (*remedies, *advice)]
-    return InfeasiblePlanError("\n".join(lines), need=need, budget=problem.budgets, largest_block=name)
+    return [*lines, "What would help:"]
 
 
 def label(index: int, device: Device) -> str:

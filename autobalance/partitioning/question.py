@@ -35,6 +35,7 @@ class Question:
         recompute: whether blocks may recompute what they save; None: where that can be run.
         offload: whether host memory may be used.
         host_memory: bytes of it.
+        solver: whether a solver may be asked to prove how stages save memory.
     """
 
     profile: Profile
@@ -48,12 +49,13 @@ class Question:
     recompute: bool | None = False
     offload: bool = False
     host_memory: int = 0
+    solver: bool = True
 
     @property
     def allowed(self) -> Allowed | None:
         """What blocks may do to save memory; None: nothing."""
         recompute = RECOMPUTES if self.recompute is None else self.recompute
-        return Allowed(recompute, self.offload, self.host_memory) if recompute or self.offload else None
+        return Allowed(recompute, self.offload, self.host_memory, self.solver) if recompute or self.offload else None
 
     @property
     def splits(self) -> Iterator[tuple[str, int]]:

@@ -14,8 +14,6 @@ from autobalance.units import format_size
 _SPLITS = (1, 2, 4)
 # Bytes of host memory that no plan reaches.
 _ANY = 2**62
-# Searches for a plan that needs less of it.
-_HALVINGS = 3
 
 
 def remedies(question: Question) -> Iterator[str]:
@@ -28,6 +26,7 @@ def remedies(question: Question) -> Iterator[str]:
     Args:
         question: without an answer.
     """
+    question = replace(question, solver=False)
     batch = question.profile.batch_size
     can_split = batch > 1 and len(question.profile.timeline.per_sample) == len(question.profile.timeline.sizes)
     counts = sorted({min(batch, times * len(question.devices)) for times in _SPLITS} - {0, 1}) if can_split else []
@@ -63,11 +62,6 @@ def _with_host_memory(question: Question, schedule: str, count: int, *, is_new: 
     if is_new and (found := _answer(replace(question, host_memory=host), schedule, count)) is not None:
         yield f"offload=True: {_told(found)}"
     elif (found := _answer(replace(question, host_memory=_ANY), schedule, count)) is not None:
-        low = host
-        for _ in range(_HALVINGS):
-            between = (low + found.solution.pinned) // 2
-            less = _answer(replace(question, host_memory=between), schedule, count)
-            found, low = (found, between) if less is None else (less, low)
         needed = found.solution.pinned
         yield (
             f"{'offload=True with ' * is_new}more host memory: {format_size(needed)} would do, "

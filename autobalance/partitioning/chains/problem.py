@@ -284,10 +284,11 @@ class Problem(KnownStages):
             if found is None or not isinstance(tables, SavingTables):
                 return found
             # Where the host's memory is short nothing is proved, and a solver's time is lost.
-            if tables.choose(found.path) or (not self.is_short_of_host and tables.choose(found.path, program=True)):
+            may_solve = self.allowed is not None and self.allowed.solver and not self.is_short_of_host
+            if tables.choose(found.path) or (may_solve and tables.choose(found.path, program=True)):
                 continue
             if host is None or tables.pinned(found.path) <= host:
-                if not (tables.proved or self.is_short_of_host) and policy in (auto, fastest):
+                if may_solve and not tables.proved and policy in (auto, fastest):
                     least = fastest(tables.loosened(), self.micro_batches)
                     assert least is not None, "lower bounds leave at least the same ways"
                     if least.key[0] < found.key[0] * (1 - _MILLIONTH):

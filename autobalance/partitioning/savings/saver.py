@@ -26,11 +26,13 @@ class Allowed:
         recompute: run their forward again in the backward.
         offload: keep what they save, and weights, on the host.
         host_memory: bytes of pinned memory for that.
+        solver: whether a solver may be asked, which takes seconds.
     """
 
     recompute: bool = False
     offload: bool = False
     host_memory: int = 0
+    solver: bool = True
 
 
 @dataclass(frozen=True)
