@@ -154,8 +154,9 @@ def counts_in(micro_batches: int | str | Sequence[int], schedules: Sequence[str]
     """
     if micro_batches == "auto":
         return ()
-    is_several = isinstance(micro_batches, Iterable) and not isinstance(micro_batches, str)
-    wanted = tuple(micro_batches) if is_several else (micro_batches,)
+    wanted: tuple[Any, ...] = (micro_batches,)
+    if isinstance(micro_batches, Iterable) and not isinstance(micro_batches, str):
+        wanted = tuple(micro_batches)
     if not all(type(count) is int and count > 0 for count in wanted) or not wanted:
         raise ValueError(
             f"micro_batches={micro_batches!r} does not exist; choose 'auto', a number of parts from 1 on, or several "

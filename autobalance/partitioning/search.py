@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from numbers import Real
 
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
@@ -210,8 +209,8 @@ def _least_use(problem: Problem) -> float | None:
     return best.key[0] if best is not None and best.proved else None
 
 
-def _excess(extra: int) -> int:
-    return 0 if isinstance(extra, Real) and extra < 0 else parse_size(extra)
+def _excess(extra: float | str) -> int:
+    return 0 if isinstance(extra, int | float) and extra < 0 else parse_size(extra)
 
 
 def _may(name: str, value: bool | str) -> bool | None:
