@@ -28,6 +28,10 @@ def memory_curves(plan: Plan, profile: Profile) -> Markup:
 
     Example:
         >>> memory_curves(plan, plan.profile)
+
+    Args:
+        plan: the plan.
+        profile: that it was made from, of the whole batch.
     """
     timeline, homes = step_of(plan, profile)
     count = max(1, len(timeline.events))

@@ -64,7 +64,6 @@ def device_label(index: int, name: str) -> str:
         ('1 A100-80GB', '1')
 
     Args:
-        index: position of the device.
-        name: of the device.
+        index, name: as for `device_title`.
     """
     return str(index) if name == f"device {index}" else f"{index} {name}"

@@ -93,8 +93,7 @@ def fastest(tables: Tables, micro_batches: int) -> Cut | None:
         >>> fastest(tables, micro_batches=8)
 
     Args:
-        tables: what stages hold and take.
-        micro_batches: parts of the batch.
+        tables, micro_batches: as for `auto`.
     """
     found = _fastest(tables, micro_batches) if _bases_allowed(tables) else None
     return None if found is None else Cut((max(found.seconds, tables.floor),), found.path)
@@ -107,8 +106,7 @@ def balanced(tables: Tables, micro_batches: int = 1) -> Cut | None:
         >>> balanced(tables)
 
     Args:
-        tables: what stages hold and take.
-        micro_batches: parts of the batch.
+        tables, micro_batches: as for `auto`.
     """
     if not _bases_allowed(tables):
         return None
@@ -123,8 +121,7 @@ def balanced_low_0(tables: Tables, micro_batches: int = 1) -> Cut | None:
         >>> balanced_low_0(tables)
 
     Args:
-        tables: what stages hold and take.
-        micro_batches: parts of the batch.
+        tables, micro_batches: as for `auto`.
     """
     if not _bases_allowed(tables):
         return None
@@ -150,8 +147,7 @@ def sequential(tables: Tables, micro_batches: int = 1) -> Cut | None:
         >>> sequential(tables)
 
     Args:
-        tables: what stages hold and take.
-        micro_batches: parts of the batch.
+        tables, micro_batches: as for `auto`.
     """
     if not _bases_allowed(tables):
         return None
