@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autobalance.partitioning.allocator_check import needs_of
 from autobalance.partitioning.chains.boundaries import with_better_boundaries
 from autobalance.partitioning.chains.chain import Chain, build_chain
-from autobalance.partitioning.chains.policies import NEARLY, POLICIES
+from autobalance.partitioning.chains.policies import NEARLY, POLICIES, balanced
 from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.chains.solution import Solution
 from autobalance.partitioning.judge import Judged
@@ -171,6 +171,9 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
         judged = problem.judge(solution)
         needs = _needs(problem, solution, judged)
         more = [need - told for need, told in zip(needs, problem.told(solution), strict=True)]
+        if problem.micro_batches > 1 and min(more) < 0 and not solution.saves_on:
+            # The tables are no lower bound here, so that nothing they rule out is ruled out.
+            solution, least = replace(solution, proved=False, bound=None), None
         if _fits(needs, question):
             key = _true_key(question.policy, question, solution, judged, problem.limit)
             # Of the step time; among plans that take nearly as long, use is only as well known as the tables are.
@@ -185,7 +188,27 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
         is_hopeful = solution.proved or best is None or tried < _TRIES_WITHOUT_PROOF
         if max(more) <= 0 or not is_hopeful or not problem.learn(solution, more):
             break
+    best = best or _beyond_tables(problem, question)
     return best if best is None or best.proved else _with_better_boundaries(best, question)
+
+
+def _beyond_tables(problem: Problem, question: Question) -> Candidate | None:
+    """The best balanced partition, where the tables say of several micro-batches that it holds more than it does."""
+    if problem.micro_batches == 1 or question.policy == "sequential":
+        return None  # which knows no other order of devices than the given one
+    solution = problem.solve(balanced, hard=False)
+    if solution is None:
+        return None
+    judged = problem.judge(solution)
+    if not _fits(_needs(problem, solution, judged), question):
+        return None
+    if problem.limit is not None and judged.seconds > problem.limit:
+        return None
+    if question.policy == "auto":
+        key: tuple[float, ...] = judged.seconds, max(_uses(judged.peaks, question))
+    else:
+        key = _true_key(question.policy, question, solution, judged, problem.limit)
+    return Candidate(problem, solution, judged, key, proved=False, least=None)
 
 
 def _with_better_boundaries(best: Candidate, question: Question) -> Candidate:

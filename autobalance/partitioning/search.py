@@ -158,9 +158,11 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
     else:
         bounds = use_bounds(problem)
     least = found.least if is_timed or may_loop or question.policy == "balanced" else _least_use(problem)
-    if least is not None:
-        bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())
     uses = [peak / max(1, budget) for peak, budget in zip(judged.peaks, question.budgets, strict=True)]
+    value = judged.seconds + judged.once if is_timed else max(uses)
+    # Of several micro-batches the tables may say more than is held, and what lies above a plan bounds none.
+    if least is not None and (found.proved or least <= value):
+        bounds["memory" if solution.proved else "relaxation"] = max(least, *bounds.values())
     if solution.saves_on and not is_timed:
         # These are bounds of devices that hold all; one that saves memory counts as full, and may hold less than that.
         bounds = {}
@@ -189,7 +191,7 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
         streamed=solution.streamed,
         host_optimizer=solution.host_optimizer,
         objective="step time" if is_timed else "largest use",
-        value=judged.seconds + judged.once if is_timed else max(uses),
+        value=value,
         bounds=bounds,
         optimal=found.proved,
         advice=advice,
