@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -37,6 +39,12 @@ class EditedTimeline:
         self._wholes: list[int] = []
         self._without: set[int] = set()
         self._after: dict[int, list[int]] = {}
+
+    @cached_property
+    def uses(self) -> Counter[int]:
+        """How many arrivals of all fans each storage is a term of."""
+        arrivals = (arrival for fan in self.timeline.fans for arrival in fan.arrivals)
+        return Counter(storage for arrival in arrivals for storage in set(arrival.terms))
 
     def add(self, like: int, home: int, *, same: bool = False) -> int:
         """A new storage.

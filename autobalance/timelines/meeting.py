@@ -237,8 +237,7 @@ class _Meeting:
     def _is_alone(self, storage: int, copy: int) -> bool:
         """Whether a storage is one gradient, and not several parts."""
         sizes = self._edited.timeline.sizes
-        users = sum(storage in arrival.terms for arrival in self._fan.arrivals)
-        return users == 1 and sizes[storage] == sizes[copy]
+        return self._edited.uses[storage] == 1 and sizes[storage] == sizes[copy]
 
     def _moment(self, arrival: Arrival) -> int:
         """When the trace copied a gradient."""

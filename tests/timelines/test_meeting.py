@@ -183,6 +183,37 @@ def test_a_decoder_replays_as_placed_wherever_its_layers_are(profiled: tuple[Pro
         assert replayed == [device.peak for device in traced], assignment
 
 
+class SumOfOutputs(nn.Module):
+    """Layers of which each output is given to the next and added to those before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def self_balance(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for layer in self.layers:
+            x = layer(x).relu()
+            total = total + x
+        return total
+
+
+def test_a_gradient_of_many_tensors_outlives_each_of_them() -> None:
+    # The expanded gradient of the sum takes the 512 bytes that a tensor takes as well, and all layers are given it.
+    model = SumOfOutputs()
+    trial = PlainTrial(None, lambda model, batch: model(batch).sum(), "32-true")
+    profiler = Profiler(model, find_blocks(model), trial, [Batch("train batch", "train", torch.randn(4, 32))])
+    profile = profiler.profile()
+    for assignment in placements(4, 2):
+        where = spot(profile, list(assignment))
+        traced = profiler.forecast(where.names, where.assignment, where.loose, where.root, 2)
+        replayed = replay(profile.timeline, where.assignment, where.root, 2)
+        assert replayed == [device.peak for device in traced], assignment
+
+
 def test_a_bound_is_never_above_what_a_placement_takes(profiled: tuple[Profiler, Profile, int]) -> None:
     profile = profiled[1]
     bound, both = least(profile.timeline)
