@@ -16,7 +16,7 @@ from autobalance.report.plan_table import held_by
 from autobalance.report.replayed import profile_of
 from autobalance.report.style import STYLE
 from autobalance.report.waterfall import waterfall
-from autobalance.report.words import SAME, fit_line, format_value, proof, schedule_line
+from autobalance.report.words import SAME, fit_line, format_value, proof, schedule_line, with_host_step
 from autobalance.units import format_size, format_time
 
 _FEW = 8  # devices that a list shows one below the other
@@ -102,7 +102,7 @@ def _cards(plan: Plan) -> Markup:
         _card(*(("Fits", told, "good") if plan.fits else ("Does not fit", told, "bad"))),
         _card(
             "Optimal" if plan.optimal else f"Gap {plan.gap:.1%}" if plan.gap > SAME else "Gap below 0.1%",
-            f"{plan.objective} {format_value(plan, plan.value)}, {_proof(plan)}",
+            f"{plan.objective} {format_value(plan, plan.value)}{with_host_step(plan)}, {_proof(plan)}",
             "good" if plan.optimal else "",
         ),
         _card(

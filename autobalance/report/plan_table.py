@@ -13,7 +13,7 @@ from autobalance.report.folding import Sentences, fold_names
 from autobalance.report.grid import add_line, grid
 from autobalance.report.names import block_ranges, device_label
 from autobalance.report.shares import Shares, shares_of
-from autobalance.report.words import fit_line, has_bounds, schedule_line, waterfall_line
+from autobalance.report.words import fit_line, has_bounds, schedule_line, visits_line, waterfall_line
 from autobalance.units import three_figures
 
 # What stands between and around columns, and what a column of words is given before columns of figures are merged.
@@ -178,7 +178,7 @@ def _width_of_words(held: Sequence[str]) -> int:
 
 
 def _below(plan: Plan) -> list[str]:
-    lines = [fit_line(plan), schedule_line(plan)]
+    lines = [fit_line(plan), schedule_line(plan), *filter(None, [visits_line(plan)])]
     if has_bounds(plan):
         lines.append(waterfall_line(plan))
     return [*lines, *plan.advice, *plan.notes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autobalance.partitioning.plan import Plan
 from autobalance.report.markup import Markup, element, joined
 from autobalance.report.rows import bar, legend, picture, row, strip
-from autobalance.report.words import format_value, has_bounds, proof
+from autobalance.report.words import format_value, has_bounds, proof, with_host_step
 
 _HEIGHT = 22
 _MEANING = {
@@ -33,7 +33,7 @@ def waterfall(plan: Plan) -> Markup:
         shapes.append(bar(below / largest, max(bound, below) / largest, _HEIGHT - 6, "added", title, top=3))
         rows.append(row(name, strip(shapes, _HEIGHT, title), f"{told}{_step(plan, below, bound)}"))
         below = max(below, bound)
-    told = format_value(plan, plan.value)
+    told = f"{format_value(plan, plan.value)}{with_host_step(plan)}"
     shapes = [bar(0, plan.value / largest, _HEIGHT - 6, "reached", f"this plan: {told}, {proof(plan)}", top=3)]
     rows.append(row("this plan", strip(shapes, _HEIGHT, f"this plan: {told}"), told))
     words = [element("li", element("b", name), f": {_MEANING[name]}") for name in plan.bounds if name in _MEANING]

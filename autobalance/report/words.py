@@ -83,6 +83,21 @@ def schedule_line(plan: Plan) -> str:
     return f"predicted step {format_time(plan.step_time)}: {', '.join(parts)}"
 
 
+def visits_line(plan: Plan) -> str:
+    """Which devices a pass visits more than once, and in which order; empty where there are none.
+
+    Example:
+        >>> visits_line(plan)
+        'devices 0, 1 are visited more than once: a forward runs on devices 0 → 1 → 0 → 1'
+    """
+    visited = [stage.device for stage in visits_of(plan)]
+    again = sorted({device for device in visited if visited.count(device) > 1})
+    if not again:
+        return ""
+    are = f"devices {', '.join(map(str, again))} are" if len(again) > 1 else f"device {again[0]} is"
+    return f"{are} visited more than once: a forward runs on devices {' → '.join(map(str, visited))}"
+
+
 def has_bounds(plan: Plan) -> bool:
     """Whether the plan tells bounds that say something: those of a time that is not known are all 0.
 
@@ -102,8 +117,21 @@ def waterfall_line(plan: Plan) -> str:
     bounds = " → ".join(f"{name} {format_value(plan, bound)}" for name, bound in plan.bounds.items())
     reached = plan.gap <= SAME
     if plan.optimal and reached:
-        return f"{plan.objective}: {bounds} = optimal"
-    return f"{plan.objective}: {bounds}; this plan {format_value(plan, plan.value)}, {proof(plan)}"
+        return f"{plan.objective}: {bounds} = optimal{with_host_step(plan)}"
+    return (
+        f"{plan.objective}: {bounds}; this plan {format_value(plan, plan.value)}{with_host_step(plan)}, {proof(plan)}"
+    )
+
+
+def with_host_step(plan: Plan) -> str:
+    """What the plan's value has in it that its step time has not; nothing where no optimizer runs on the host.
+
+    Example:
+        >>> with_host_step(plan)
+        " with the optimizer's step on the host"
+    """
+    is_timed = plan.objective == "step time"
+    return " with the optimizer's step on the host" if plan.host_optimizer and is_timed else ""
 
 
 def proof(plan: Plan) -> str:

@@ -59,6 +59,7 @@ def test_a_device_that_is_visited_twice_tells_the_micro_batches_of_each_visit(pi
     text = render(plan_table(looped), width=120)
     # One block of 1 GiB twice in flight and one once.
     assert _words(text, "0 ") == "0 embed, layers<1> 2.00 2.00 4.00 3.00 2+1 12.50 16.00 78.1%"
+    assert "devices 0, 1 are visited more than once: a forward runs on devices 0 → 1 → 0 → 1\n" in text
 
 
 def test_what_saves_memory_is_marked(pipelined: Plan) -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autobalance.partitioning.plan import Plan
-from autobalance.report.words import bubble, fit_line, schedule_line, visits_of, waterfall_line
+from autobalance.partitioning.stage import Stage
+from autobalance.report.words import bubble, fit_line, schedule_line, visits_line, visits_of, waterfall_line
 
 GIB = 2**30
 
@@ -50,3 +51,19 @@ def test_where_it_is_tight_is_told(pipelined: Plan) -> None:
 def test_a_plan_that_tells_no_stages_has_one_for_each_run_of_blocks(pipelined: Plan) -> None:
     stages = visits_of(replace(pipelined, stages=(), assignment=(0, 1, 1, 0)))
     assert [(stage.start, stage.stop, stage.device) for stage in stages] == [(0, 1, 0), (1, 3, 1), (3, 4, 0)]
+
+
+def test_the_optimizer_on_the_host_is_said_where_the_value_has_its_step(pipelined: Plan) -> None:
+    hosted = replace(pipelined, value=1.05, bounds={"memory": 1.05}, host_optimizer=(1,))
+    assert waterfall_line(hosted) == "step time: memory 1.05 s = optimal with the optimizer's step on the host"
+    worse = replace(hosted, value=1.26, optimal=False)
+    assert "this plan 1.26 s with the optimizer's step on the host, at most 20.0% above" in waterfall_line(worse)
+    packed = replace(worse, objective="largest use", value=0.5, bounds={"memory": 0.25})
+    assert "optimizer" not in waterfall_line(packed)
+
+
+def test_devices_that_are_visited_again_are_named(pipelined: Plan) -> None:
+    stages = tuple(Stage(block, block + 1, device) for block, device in enumerate((0, 1, 2, 0)))
+    looped = replace(pipelined, schedule="looped", stages=stages)
+    assert visits_line(looped) == "device 0 is visited more than once: a forward runs on devices 0 → 1 → 2 → 0"
+    assert visits_line(pipelined) == ""
