@@ -66,7 +66,7 @@ def block_table(plan: Plan) -> Markup:
         name = run.first if run.count == 1 else name_range(run.first, run.last)
         cells = [element("th", name, scope="row")]
         cells += [element("td", run.row.kind)] * classed
-        cells += [element("td", run.mark)] * marked
+        cells += [element("td", run.mark, class_="words")] * marked
         numbers = [str(run.count), str(run.device), *(size(cost(run.row)) for cost in shown.values())]
         numbers += [three_figures(cost(run.row) * 1e3) for cost in timed.values()]
         cells += [element("td", number, class_="number") for number in numbers]

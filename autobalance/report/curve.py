@@ -43,7 +43,7 @@ def memory_curves(plan: Plan, profile: Profile) -> Markup:
     words = (
         f"From left to right: {count:,} births and deaths of storages, in the order in which they are launched, not "
         f"to a scale of time{_which(timeline.steps)}. Each strip is 0 to {format_size(largest)} high. "
-        "A dot marks the peak."
+        "A dot marks the peak, and a phase begins at each dotted line."
     )
     return joined(picture(*rows, phase_labels(marks), class_="tall"), told, element("p", words, class_="note"))
 

@@ -57,8 +57,9 @@ def step_of(plan: Plan, profile: Profile) -> tuple[Timeline, Whole]:
     part = micro_profile(profile, plan.micro_batches)
     visits = visits_of(plan)
     places = [stage.device for stage in visits]
+    away = [block for block, device in enumerate(plan.assignment) if device in plan.host_optimizer]
     order = launch_order(plan.schedule, len(visits), plan.micro_batches, devices=places, training=profile.training)
-    timeline = launched(part, visits, order, plan.micro_batches, plan.saving)
+    timeline = launched(part, visits, order, plan.micro_batches, plan.saving, plan.streamed, away)
     return as_met(timeline, timeline.homes(plan.assignment, plan.root))
 
 

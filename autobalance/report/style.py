@@ -68,10 +68,13 @@ svg text.small { fill: var(--muted); }
 .meaning b { color: var(--ink); font-weight: 600; }
 .plain { margin: 0; padding-left: 18px; overflow-wrap: anywhere; }
 .many { columns: 26em; }
-.frame { overflow: auto; max-height: 70vh; }
+.frame { overflow: auto; max-height: 70vh; max-width: 100%; background: linear-gradient(90deg, transparent, var(--panel)
+  70%) right / 40px 100% no-repeat local, linear-gradient(90deg, transparent, var(--line)) right / 14px 100% no-repeat
+  scroll; }
 table { border-collapse: collapse; font-size: .88rem; width: 100%; }
 th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 thead th { white-space: normal; vertical-align: bottom; line-height: 1.25; }
+.words { white-space: normal; min-width: 9em; line-height: 1.25; }
 thead th { position: sticky; top: 0; background: var(--panel); color: var(--muted); font-weight: 600; }
 tbody th { font-weight: 400; position: sticky; left: 0; background: var(--panel); }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
@@ -79,9 +82,9 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 20px; }
 @media (max-width: 700px) {
   main { padding: 16px 12px 32px; }
   section { padding: 14px 12px; }
-  .row { grid-template-columns: auto 1fr; padding: 5px 0; }
-  .row .tall .row { padding: 5px 0; }
-.label { grid-area: 1 / 1; } .row .figure { grid-area: 1 / 2; text-align: right; }
+  .row, .tall .row { grid-template-columns: auto 1fr; padding: 5px 0; }
+  .row .label { grid-area: 1 / 1; } .row .figure { grid-area: 1 / 2; text-align: right; }
   .row .strip { grid-area: 2 / 1 / 3 / 3; }
+  tbody th { white-space: normal; overflow-wrap: anywhere; min-width: 5em; max-width: 38vw; }
 }
 """

@@ -165,3 +165,29 @@ def test_another_profile_is_refused(pipelined: Plan, tmp_path: Path) -> None:
     plan = replace(pipelined, fingerprint=profile.fingerprint)
     with pytest.raises(ValueError, match=r"batch: batch of 8, .* is not the one .*batch: training batch of 4"):
         plan.report(tmp_path / "plan.html", profile=replace(profile, batch="batch of 8"))
+
+
+def test_the_optimizer_on_the_host_is_in_the_value(pipelined: Plan, elements: Reader) -> None:
+    read = elements(page(replace(pipelined, host_optimizer=(1,)), None))
+    assert "1.00 s with the optimizer's step on the host" in read.texts("div", "figure")
+    told = "step time 1.00 s with the optimizer's step on the host, less is impossible for plans of this kind"
+    assert told in read.texts("span")
+
+
+def test_weights_on_the_host_are_not_in_the_memory_of_a_device(pipelined: Plan, elements: Reader) -> None:
+    figures = elements(page(replace(pipelined, streamed=(2, 3)), pipelined.profile)).texts("div", "figure")
+    # Of 10.5 GiB on device 1, 8 are static.
+    assert {"peak 12.50 GiB", "peak 2.50 GiB"} <= set(figures)
+
+
+def test_a_wide_table_scrolls_inside_its_card_and_folds_its_words(pipelined: Plan, elements: Reader) -> None:
+    marked = replace(pipelined, saving=("recompute",) * 4, streamed=(0, 1, 2, 3))
+    text = page(marked, None)
+    assert set(elements(text).texts("td", "words")) == {"recomputed, weights on the host"}
+    assert '<div class="frame" tabindex="0"><table>' in text
+    assert ".frame { overflow: auto;" in text
+    assert ".words { white-space: normal;" in text
+
+
+def test_dotted_lines_are_explained(pipelined: Plan) -> None:
+    assert "a phase begins at each dotted line" in page(pipelined, pipelined.profile)
