@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autobalance.partitioning.allocator_check import needs_of
 from autobalance.partitioning.chains.boundaries import with_better_boundaries
 from autobalance.partitioning.chains.chain import Chain, build_chain
-from autobalance.partitioning.chains.policies import NEARLY, POLICIES, balanced
+from autobalance.partitioning.chains.policies import NEARLY, POLICIES, balanced, fastest
 from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.chains.solution import Solution
 from autobalance.partitioning.judge import Judged
@@ -26,7 +26,7 @@ _MARGINS = 4
 # Share of a budget by which a replay may differ from the tables without another search.
 _SLIGHT = 0.01
 # Those after which a search that proves nothing is content with what fits.
-_TRIES_WITHOUT_PROOF = 4
+_TRIES_WITHOUT_PROOF = 12
 # A pinned block out of call order, and a device that is visited again, cost transfers; they have to lower what the
 # policy minimises by more than this share.
 _PRICE_OF_DISORDER = 0.05
@@ -87,7 +87,7 @@ def best_candidate(
     best: Candidate | None = None
     for chain in chains:
         problem = problem_of(chain, question.allowed)
-        found = _settled(problem, question)
+        found = _whether_they_wait_or_not(problem, question)
         if found is not None and (best is None or _is_worth_disorder(question.policy, found.key, best.key)):
             best = found
     plain = best if best is None or schedule != "looped" else replace(best, proved=False, least=None)
@@ -157,6 +157,15 @@ def micro_profile(profile: Profile, micro_batches: int) -> Profile:
     return profile.scaled(-(-profile.batch_size // micro_batches))
 
 
+def _whether_they_wait_or_not(problem: Problem, question: Question) -> Candidate | None:
+    """The best partition, where devices that are visited twice may have to wait, or may not."""
+    found = _settled(problem, question)
+    if question.policy != "auto" or problem.overlapping == problem.micro_batches:
+        return found
+    other = _settled(replace(problem, is_cautious=False, known={}, savers={}), question)
+    return other if found is None or (other is not None and _is_faster(other, found)) else found
+
+
 def _settled(problem: Problem, question: Question) -> Candidate | None:
     """Search, replay what was found, and search again with what the replay knew better, until nothing is new."""
     bound: tuple[float, ...] | None = None
@@ -189,7 +198,22 @@ def _settled(problem: Problem, question: Question) -> Candidate | None:
         if max(more) <= 0 or not is_hopeful or not problem.learn(solution, more):
             break
     best = best or _beyond_tables(problem, question)
+    if best is not None and not best.proved and question.policy == "auto":
+        best = _fastest_if_faster(problem, question, best)
     return best if best is None or best.proved else _with_better_boundaries(best, question)
+
+
+def _fastest_if_faster(problem: Problem, question: Question, best: Candidate) -> Candidate:
+    """The way that the tables take for the fastest, where the one chosen among nearly as fast ones is not."""
+    solution = problem.solve(fastest)
+    if solution is None or solution.stages == best.solution.stages:
+        return best
+    judged = problem.judge(solution)
+    key = judged.seconds, max(_uses(judged.peaks, question))
+    found = Candidate(problem, solution, judged, key, proved=False, least=best.least)
+    fits = _fits(_needs(problem, solution, judged), question)
+    truly = replace(best, key=(best.judged.seconds, *best.key[1:]))
+    return found if fits and _is_faster(found, truly) else best
 
 
 def _beyond_tables(problem: Problem, question: Question) -> Candidate | None:

@@ -121,7 +121,8 @@ def _advice(problem: Problem, need: Sequence[int], name: str, size: int) -> Iter
             )
         elif count is not None and (enough := _first_enough(problem, count, most)) is not None:
             yield f"more devices: {enough} that may use {format_size(most)} each would do"
-    if saved:
+    may_recompute = problem.allowed is not None and problem.allowed.recompute
+    if saved and not may_recompute:
         yield f"recompute (activation checkpointing inside the blocks): up to {format_size(saved)} need not be saved"
     if trained:
         yield (

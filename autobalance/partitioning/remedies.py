@@ -37,6 +37,10 @@ def remedies(question: Question) -> Iterator[str]:
             yield f"schedule={schedule!r}, micro_batches={count}: {_told(found)}"
             break
     present = next(iter(question.splits))
+    if question.policy != "balanced_low_0":
+        found = _answer(replace(question, policy="balanced_low_0"), *present)
+        if found is not None:
+            yield f"policy='balanced_low_0', which keeps batch, loss and outputs on device 0: {_told(found)}"
     if not question.recompute:
         found = _answer(replace(question, policy="auto", recompute=True), *present)
         if found is not None:

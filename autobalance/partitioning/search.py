@@ -60,9 +60,9 @@ def plan(
         devices: words (`"8x80GiB"`), a list of bytes, a list of `Device`; None: the GPUs of this machine.
         policy: `"auto"`: the least predicted step time; of all plans within 2 % of it, the one with the smallest
             largest peak / budget. `"balanced"`: the largest peak / budget is as small as can be, then the sum of their
-            squares. `"balanced_low_0"` (or `"minimize_first_gpu_memory"`): device 0 keeps the batch and the loss and as
-            few blocks as the others allow; they are balanced. `"sequential"`: filled in order, as few devices as
-            possible.
+            squares. `"balanced_low_0"` (or `"minimize_first_gpu_memory"`): device 0 keeps the batch and the loss, which
+            otherwise are on the device of the last block, and as few blocks as the others allow; they are balanced.
+            `"sequential"`: filled in order, as few devices as possible.
         micro_batches: parts that a batch is split into: a number, several to choose among, or `"auto"`: up to eight
             for each device, and more where nothing else fits.
         schedule: `"naive"`, `"gpipe"`, `"1f1b"`, `"looped"`, several to choose among, or `"auto"`: those that can be

@@ -62,6 +62,25 @@ def interleaved(
     return MicroBatches(timeline, blocks).interleaved(stages, order)
 
 
+def with_launches_marked(
+    timeline: Timeline, blocks: int, stages: Sequence[tuple[int, int]], order: Sequence[Launch]
+) -> Timeline:
+    """The same, with a mark where each launch of every step begins, and an unnamed one where the last of a step ends.
+
+    Example:
+        >>> with_launches_marked(timeline, 8, [(0, 8)], launch_order("gpipe", 1, 2)).marks[0]
+        ('forward 0', 96)
+
+    Args:
+        timeline, blocks, stages, order: as for `interleaved`; of two micro-batches or more.
+    """
+    launched = launched_of(order, stages, blocks)
+    script = script_of(timeline, launched.training, launched.manner, launched.count)
+    names = [f"{'backward' if launch.backward else 'forward'} {launch.micro_batch}" for launch in order]
+    interleaving = _Interleaving(timeline, script, stages, launched)
+    return replace(interleaving.timeline(), marks=interleaving.launch_marks(names))
+
+
 class MicroBatches:
     """Interleaves micro-batches of one timeline, again and again: what does not depend on stages is found once.
 
@@ -128,6 +147,15 @@ class _Interleaving:
             gradients=(),
             calls=(),
         )
+
+    def launch_marks(self, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """Where every launch of each pass begins, and where the last one ends."""
+        found: list[tuple[str, int]] = []
+        for first in self._first_scene:
+            scenes = range(first, first + len(names) + 1)
+            places = [int(self._done[self._read[scene]]) for scene in scenes]
+            found += zip([*names, ""], places, strict=True)
+        return tuple(found)
 
     def _scenes(self) -> None:
         """First line, one past the last, and micro-batch of everything that is played; between passes one scene."""

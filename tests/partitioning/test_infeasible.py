@@ -91,6 +91,14 @@ def test_a_smaller_batch_is_advised_only_where_it_can_be_enough() -> None:
     assert "takes 24 B, all budgets together are 20 B" in static
 
 
+def test_recomputation_is_not_advised_where_it_is_allowed_already() -> None:
+    profile = Profile.from_costs([2] * 4, saved=[6] * 4)
+    for recompute in (False, True):
+        with pytest.raises(InfeasiblePlanError) as caught:
+            plan(profile, [3, 3], recompute=recompute)
+        assert ("recompute (activation checkpointing" in str(caught.value)) is not recompute
+
+
 def test_freezing_is_advised_where_training_takes_memory() -> None:
     rows = Profile.from_costs([16] * 2)
     blocks = tuple(BlockCost(block.name, weights=4, gradients=4, optimizer=8) for block in rows.blocks)

@@ -46,6 +46,8 @@ class StageCosts:
         micro_batches: how many there are.
         crossings: tensors that go from block to block.
         allowed: what blocks may do to save memory; None: nothing.
+        is_cautious: whether devices that are visited twice are taken to wait; where their visits follow one another,
+            they do not.
         limit: seconds of a step within which the lightest way is wanted; None: nearly the least.
         savers: by kind, what its stages do to save memory.
         last_memory: what the last tables were made of.
@@ -60,6 +62,7 @@ class StageCosts:
     micro_batches: int = 1
     crossings: tuple[Crossing, ...] = ()
     allowed: Allowed | None = None
+    is_cautious: bool = True
     limit: float | None = None
     savers: dict[Kind, Saver] = field(default_factory=dict, repr=False)
     last_memory: StageMemory | None = field(default=None, repr=False)
@@ -105,8 +108,8 @@ class StageCosts:
     @cached_property
     def in_flight(self) -> InFlight:
         """Micro-batches in flight, by the number of stages to the end."""
-        # Without backwards nothing waits for one.
-        return in_flight_of(self.schedule, self.micro_batches if self.profile.training else 1)
+        # Without backwards nothing waits for one, but the results of all micro-batches are kept to the end.
+        return in_flight_of(self.schedule if self.profile.training else "gpipe", self.micro_batches)
 
     @property
     def overlapping(self) -> int:
@@ -117,7 +120,7 @@ class StageCosts:
         """
         is_visited_twice = any(owner >= 0 for item in self.chain.items for owner in item.owners)
         waits = self.schedule == "1f1b" or (not self.profile.training and self.schedule != "looped")
-        return 1 if is_visited_twice and waits else self.micro_batches
+        return 1 if is_visited_twice and waits and self.is_cautious else self.micro_batches
 
     @cached_property
     def growth(self) -> Growth:
@@ -242,6 +245,7 @@ class StageCosts:
                 blocks,
                 self.micro_batches,
                 self.profile.training,
+                self.schedule in ("gpipe", "looped"),
                 reach,
             )
         return self._memories[key]

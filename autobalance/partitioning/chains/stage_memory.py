@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -11,25 +11,32 @@ from autobalance.partitioning.chains.chain import Chain
 from autobalance.partitioning.chains.shared_values import NOWHERE, Matrix
 from autobalance.partitioning.chains.stage_peaks import Reach, band, stage_windows
 from autobalance.profiling.timeline import Timeline
-from autobalance.schedules.launches import launch_order
+from autobalance.schedules.launches import Launch, launch_order
 from autobalance.timelines.meeting import least
-from autobalance.timelines.micro_batches import interleaved
-from autobalance.timelines.passes import passes_of
+from autobalance.timelines.micro_batches import with_launches_marked
 
 
 @dataclass(frozen=True)
 class _Peaks:
-    """Peaks of every stage in bytes.
+    """Peaks of every stage in bytes, of micro-batches of which one other is at rest meanwhile, or none.
 
     Attributes:
-        first: while the first micro-batch runs, whose backward makes the gradients.
-        later: while a further one runs, whose backward adds to them.
+        forward: of the first forward, with none at rest; it makes what the others find there.
+        forward_beside: of a further one, beside one at rest.
+        backward_beside: of the first backward, which makes the gradients.
+        forward_later: of a forward when the gradients are there.
+        backward_later: of a further backward, which adds to them.
+        backward_alone: of the last one, with none at rest.
         at_rest: what a micro-batch keeps between its forward and its backward.
         others: while none runs.
     """
 
-    first: Matrix
-    later: Matrix
+    forward: Matrix
+    forward_beside: Matrix
+    backward_beside: Matrix
+    forward_later: Matrix
+    backward_later: Matrix
+    backward_alone: Matrix
     at_rest: Matrix
     others: Matrix
 
@@ -37,6 +44,9 @@ class _Peaks:
 @dataclass
 class StageMemory:
     """Peaks of all stages of a chain; lower bounds where gradients of one tensor meet.
+
+    Micro-batches overlap and are parts of one batch: a single stage that holds all blocks, where one follows the other,
+    may hold one of them less on the root device.
 
     Example:
         >>> StageMemory(profile.timeline, chain, blocks=12).peaks(frozenset())[0, 2]
@@ -47,6 +57,7 @@ class StageMemory:
         blocks: how many there are.
         micro_batches: how many the step has.
         training: whether they have backwards.
+        is_one_graph: whether one backward goes through all of them, once all forwards are through.
         reach: stages of interest; entries of others are too small. None: all are.
     """
 
@@ -55,6 +66,7 @@ class StageMemory:
     blocks: int
     micro_batches: int = 1
     training: bool = True
+    is_one_graph: bool = False
     reach: Reach | None = None
     _banded: dict[tuple[frozenset[int], int], _Peaks] = field(default_factory=dict, repr=False)
     _known: dict[frozenset[int], _Peaks] = field(default_factory=dict, repr=False)
@@ -99,25 +111,33 @@ class StageMemory:
     def _together(self, known: _Peaks, in_flight: int) -> Matrix:
         if self.micro_batches == 1:
             return known.others
-        # Once a backward has made the gradients, as many are in flight again only if micro-batches are left.
-        waiting = in_flight - 1 if self.micro_batches > in_flight else max(0, in_flight - 2)
-        running: Matrix = np.maximum(
-            known.first + (in_flight - 1) * known.at_rest, known.later + waiting * known.at_rest
-        )
-        return np.maximum(running, known.others, out=running)
+        more = in_flight - 2  # at rest, beyond the one that the peaks were taken with
+        peaks: Matrix = np.maximum(known.others, known.forward)
+        running = [known.backward_alone]
+        if in_flight > 1:
+            running.append(known.forward_beside + more * known.at_rest)
+        running.append(known.backward_beside + more * known.at_rest)
+        if self.micro_batches > in_flight:
+            running += [known.forward_later + more * known.at_rest, known.backward_later + more * known.at_rest]
+        elif in_flight > 1:
+            running.append(known.backward_later + (more - 1) * known.at_rest)
+        for each in running:
+            np.maximum(peaks, each, out=peaks)
+        return peaks
 
     @cached_property
     def _repeated(self) -> Timeline:
-        if self.micro_batches == 1 or self._is_alike:
+        if self.micro_batches == 1:
             return self.timeline
-        # The second micro-batch stands for all further ones.
-        order = launch_order("naive", 1, 2, training=self.training)
-        return interleaved(self.timeline, self.blocks, [(0, self.blocks)], order)
-
-    @property
-    def _is_alike(self) -> bool:
-        """Whether all micro-batches do the same: none makes what the others find there."""
-        return not (self.timeline.gradients or self.timeline.casts or self.timeline.scratch)
+        # Two are in flight, and a third one, if there is one, finds gradients; they stand for all.
+        count = min(self.micro_batches, 3)
+        if self.is_one_graph or not self.training:
+            order = list(launch_order("gpipe", 1, count, training=self.training))
+        else:
+            order = [Launch(0, 0, False), Launch(0, 1, False), Launch(0, 0, True)]
+            order += [Launch(0, number, False) for number in range(2, count)]
+            order += [Launch(0, number, True) for number in range(1, count)]
+        return with_launches_marked(self.timeline, self.blocks, [(0, self.blocks)], order)
 
     @cached_property
     def _least(self) -> tuple[Timeline, dict[int, tuple[int, int]]]:
@@ -134,42 +154,32 @@ class StageMemory:
         count = len(self.chain.units)
         if self.micro_batches == 1:
             (whole, _), *_ = stage_windows(bound, places, count, both, reach=self.reach)
-            return _Peaks(whole, whole, whole, whole)
-        cuts, roles = _windows(bound, self.training, is_alike=self._is_alike)
+            return _Peaks(*[whole] * len(fields(_Peaks)))
+        cuts = [position for _, position in bound.marks]
+        names = ["", *(name for name, _ in bound.marks)]
         found: dict[str, Matrix] = {}
         at_rest: Matrix = np.zeros((count + 1, count + 1), dtype=np.int64)
         before = at_rest
-        for (peaks, held), role in zip(stage_windows(bound, places, count, both, cuts, self.reach), roles, strict=True):
-            found[role] = np.maximum(found[role], peaks) if role in found else peaks
-            if role == _LATER_FORWARD:
+        for (peaks, held), name in zip(stage_windows(bound, places, count, both, cuts, self.reach), names, strict=True):
+            found[name] = np.maximum(found[name], peaks) if name in found else peaks
+            if name == "forward 1":
                 at_rest = np.maximum(at_rest, held - before)
             before = held
-        later = np.maximum(found[_LATER_FORWARD], found.get(_LATER_BACKWARD, found[_LATER_FORWARD]))
-        if _FIRST_FORWARD not in found:
-            return _Peaks(later, later, at_rest, found[_OTHER])
-        first = np.maximum(found[_FIRST_FORWARD], found.get(_FIRST_BACKWARD, found[_FIRST_FORWARD]))
-        return _Peaks(first, later, at_rest, found[_OTHER])
+        return self._named(found, at_rest)
 
-
-_OTHER, _FIRST_FORWARD, _FIRST_BACKWARD, _LATER_FORWARD, _LATER_BACKWARD = (
-    "other",
-    "first forward",
-    "first backward",
-    "later forward",
-    "later backward",
-)
-
-
-def _windows(timeline: Timeline, training: bool, *, is_alike: bool) -> tuple[list[int], list[str]]:
-    """Where windows of a timeline of steps with two micro-batches, or one like all, begin, and what each of them is."""
-    cuts, roles = [], [_OTHER]
-    for number, each in enumerate(passes_of(timeline, training)):
-        is_later = is_alike or number % 2 == 1
-        cuts.append(each.start)
-        roles.append(_LATER_FORWARD if is_later else _FIRST_FORWARD)
-        if training:
-            cuts.append(each.back)
-            roles.append(_LATER_BACKWARD if is_later else _FIRST_BACKWARD)
-        cuts.append(each.stop)
-        roles.append(_OTHER)
-    return cuts, roles
+    def _named(self, found: dict[str, Matrix], at_rest: Matrix) -> _Peaks:
+        """Peaks by launch as what they are; what there is none of is nothing."""
+        nothing, count = np.zeros_like(at_rest), min(self.micro_batches, 3)
+        numbers = list(reversed(range(count))) if self.is_one_graph else list(range(count))
+        first, *between, last = (found.get(f"backward {number}", nothing) for number in numbers)
+        return _Peaks(
+            forward=found["forward 0"],
+            forward_beside=found["forward 1"],
+            # Of one graph, all others are at rest when the first backward begins.
+            backward_beside=first - (count - 2) * at_rest if self.is_one_graph else first,
+            forward_later=found.get("forward 2", nothing) if self.training and not self.is_one_graph else nothing,
+            backward_later=between[0] if between else nothing,
+            backward_alone=last,
+            at_rest=at_rest,
+            others=found[""],
+        )
