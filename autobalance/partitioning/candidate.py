@@ -154,7 +154,22 @@ def micro_profile(profile: Profile, micro_batches: int) -> Profile:
             f"micro_batches={micro_batches} needs to know how many samples the batch has and what each takes: make the "
             f"profile with autobalance.profile(..., scalable=True), or Profile.from_costs(..., batch_size=...)"
         )
-    return profile.scaled(-(-profile.batch_size // micro_batches))
+    return _with_casts_apart(profile.scaled(-(-profile.batch_size // micro_batches)))
+
+
+def _with_casts_apart(profile: Profile) -> Profile:
+    """A profile whose rows save no casts of weights: autocast keeps these once, for all micro-batches."""
+    timeline = profile.timeline
+    if not timeline.casts:
+        return profile
+    births, steps = timeline.lives[0], timeline.steps
+    start, stop = timeline.window(steps[-1] if steps else None)
+    casts = [0] * len(profile.blocks)
+    for storage in timeline.casts:
+        if timeline.owners[storage] >= 0 and start <= births[storage] < stop:
+            casts[timeline.owners[storage]] += timeline.sizes[storage]
+    rows = zip(profile.blocks, casts, strict=True)
+    return replace(profile, blocks=tuple(replace(row, saved=max(0, row.saved - cast)) for row, cast in rows))
 
 
 def _whether_they_wait_or_not(problem: Problem, question: Question) -> Candidate | None:
