@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from autobalance.profiling.timeline import Timeline
 from autobalance.schedules.launches import Launch, launch_order
 from autobalance.timelines.meeting import least
 from autobalance.timelines.micro_batches import with_launches_marked
+from autobalance.timelines.passes import passes_of
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,10 @@ class StageMemory:
     def _repeated(self) -> Timeline:
         if self.micro_batches == 1:
             return self.timeline
+        if self._is_alike:
+            passes = passes_of(self.timeline, self.training)
+            found = [(("forward 0", each.start), ("backward 0", each.back), ("", each.stop)) for each in passes]
+            return replace(self.timeline, marks=tuple(mark for marks in found for mark in marks))
         # Two are in flight, and a third one, if there is one, finds gradients; they stand for all.
         count = min(self.micro_batches, 3)
         if self.is_one_graph or not self.training:
@@ -138,6 +143,11 @@ class StageMemory:
             order += [Launch(0, number, False) for number in range(2, count)]
             order += [Launch(0, number, True) for number in range(1, count)]
         return with_launches_marked(self.timeline, self.blocks, [(0, self.blocks)], order)
+
+    @property
+    def _is_alike(self) -> bool:
+        """Whether all micro-batches do the same: none makes what others find there, so that one tells of all."""
+        return self.training and not (self.timeline.gradients or self.timeline.casts or self.timeline.scratch)
 
     @cached_property
     def _least(self) -> tuple[Timeline, dict[int, tuple[int, int]]]:
@@ -162,13 +172,17 @@ class StageMemory:
         before = at_rest
         for (peaks, held), name in zip(stage_windows(bound, places, count, both, cuts, self.reach), names, strict=True):
             found[name] = np.maximum(found[name], peaks) if name in found else peaks
-            if name == "forward 1":
+            if name == ("forward 0" if self._is_alike else "forward 1"):
                 at_rest = np.maximum(at_rest, held - before)
             before = held
         return self._named(found, at_rest)
 
     def _named(self, found: dict[str, Matrix], at_rest: Matrix) -> _Peaks:
         """Peaks by launch as what they are; what there is none of is nothing."""
+        if self._is_alike:
+            forward, backward = found["forward 0"], found["backward 0"]
+            beside = forward + at_rest, backward + at_rest
+            return _Peaks(forward, *beside, *beside, backward, at_rest, found[""])
         nothing, count = np.zeros_like(at_rest), min(self.micro_batches, 3)
         numbers = list(reversed(range(count))) if self.is_one_graph else list(range(count))
         first, *between, last = (found.get(f"backward {number}", nothing) for number in numbers)
