@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autobalance.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
 
@@ -95,7 +98,7 @@ def call_factory(place: str, *, on_meta: bool) -> tuple[nn.Module, Any, list[str
 
     Raises:
         TypeError: the function returns something else.
-        ValueError: as for `find_function`.
+        ValueError: the function raises, or as for `find_function`.
     """
     import torch
 
@@ -105,7 +108,7 @@ def call_factory(place: str, *, on_meta: bool) -> tuple[nn.Module, Any, list[str
     notes: list[str] = []
     try:
         with torch.device("meta" if on_meta else "cpu"):
-            made = _built(make)
+            made = _built(make) if on_meta else call_named(place, lambda: _built(make))
     except Exception as error:
         if not on_meta:
             raise
@@ -114,7 +117,7 @@ def call_factory(place: str, *, on_meta: bool) -> tuple[nn.Module, Any, list[str
             f'{place} does not run under torch.device("meta") ({type(error).__name__}: {reason}), so it was called '
             f"again with the model in host memory"
         )
-        made = _built(make)
+        made = call_named(place, lambda: _built(make))
     model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -124,6 +127,29 @@ def call_factory(place: str, *, on_meta: bool) -> tuple[nn.Module, Any, list[str
     if on_meta and held and not notes:
         notes.append(f"{place} says itself where tensors are: {format_size(held)} of the model took memory")
     return model, batch_on_host(batch), notes
+
+
+def call_named(place: str, function: Callable[[], Any]) -> Any:
+    """What a user's function returns; what it raises is told with its name and the line.
+
+    Example:
+        >>> call_named("net.py:batch", find_function("net.py:batch"))       # doctest: +SKIP
+
+    Args:
+        place: how the function was named.
+        function: itself.
+
+    Raises:
+        ValueError: it raises.
+    """
+    try:
+        return function()
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        # The innermost line of the user's own, where libraries that it calls are installed.
+        own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+        where = f" at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""
+        raise ValueError(f"{place} raised {type(error).__name__}{where}: {error}") from error
 
 
 def _built(make: Any) -> Any:

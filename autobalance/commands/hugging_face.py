@@ -86,7 +86,7 @@ def load_config(name: str) -> Any:
     path = folder / "config.json"
     if folder.is_dir():
         _check_file(path)
-    elif folder.is_absolute() or name.startswith((".", "~")):
+    elif _is_path(name):
         raise ValueError(f"hf:{name}: there is no directory {name}; it is to hold the config.json of the model")
     try:
         return _fetched(transformers.AutoConfig, name)
@@ -118,6 +118,13 @@ def _fetched(auto: Any, name: str) -> Any:
         if Path(name).is_dir():
             raise
         return auto.from_pretrained(name, trust_remote_code=False)
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name can only be that of a directory: names on the hub are MODEL or OWNER/MODEL."""
+    folder = Path(name)
+    is_odd = name.startswith((".", "~")) or name.endswith(("/", "\\")) or len(folder.parts) > 2
+    return folder.is_absolute() or is_odd or (len(folder.parts) == 2 and folder.parent.is_dir())
 
 
 def _check_file(path: Path) -> None:

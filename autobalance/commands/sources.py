@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import autobalance
 from autobalance.commands.batch_words import batch_from_words, is_batch_in_words
-from autobalance.commands.factories import call_factory, find_function, named
+from autobalance.commands.factories import call_factory, call_named, find_function, named
 from autobalance.commands.hugging_face import PREFIX, load_hugging_face
 from autobalance.devices.table import find_gpu
 from autobalance.devices.words import parse_devices
@@ -114,7 +114,7 @@ def profile_of(options: argparse.Namespace, *, scalable: bool, devices: str | No
         ValueError: options that do not go together, or a source that is none.
         OSError, ImportError, TypeError: as the source has it.
     """
-    if _is_file(options.source):
+    if is_profile_file(options.source):
         _refuse_for_file(options)
         return autobalance.Profile.load(options.source)
     source = load_source(options, on_meta=True)
@@ -159,7 +159,16 @@ def load_source(options: argparse.Namespace, *, on_meta: bool) -> Source:
     )
 
 
-def _is_file(source: str) -> bool:
+def is_profile_file(source: str) -> bool:
+    """Whether a command is about a profile that is made already.
+
+    Example:
+        >>> is_profile_file("profile.json"), is_profile_file("net.py:make")
+        (True, False)
+
+    Args:
+        source: as the command was told.
+    """
     if source.startswith(PREFIX) or source.endswith(".py"):
         return False
     return Path(source).is_file() or ":" not in source
@@ -214,7 +223,7 @@ def _batch(words: str | None, made: Any, place: str) -> Any:
         from autobalance.profiling.batches import with_samples
 
         return with_samples(made, int(words))
-    return find_function(words)()
+    return call_named(words, find_function(words))
 
 
 def _optimizer(options: argparse.Namespace, module: Any) -> Callable[..., Any] | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -35,3 +37,12 @@ def test_it_is_said_where_the_model_takes_memory() -> None:
 def test_an_error_of_the_factory_itself_is_raised() -> None:
     with pytest.raises(TypeError, match=r"it must return a torch\.nn\.Module, or the pair"):
         call_factory("factory.py:batch", on_meta=True)
+
+
+def test_what_a_factory_raises_is_told_with_its_name_and_line() -> None:
+    Path("broken.py").write_text("def inner():\n    return {}['missing']\n\ndef make():\n    return inner()\n")
+    for on_meta in (True, False):
+        with pytest.raises(
+            ValueError, match=r"^broken\.py:make raised KeyError at .*broken\.py:2, in inner: 'missing'$"
+        ):
+            call_factory("broken.py:make", on_meta=on_meta)

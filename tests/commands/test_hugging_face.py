@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,13 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_hugging_face(f"hf:{tmp_path}")
     with pytest.raises(ValueError, match=r"there is no directory \./nowhere"):
         load_hugging_face("hf:./nowhere")
+    transformers = pytest.importorskip("transformers")
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path.parent)
+        patch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("asked the network"))
+        for name in ("nowhere/", "models/llama/7b", f"{tmp_path.name}/nowhere", f"{tmp_path}/nowhere"):
+            with pytest.raises(ValueError, match=f"there is no directory {re.escape(name)}"):
+                load_hugging_face(f"hf:{name}")
     place = folder(tmp_path, CONFIGS["causal"])
     with pytest.raises(ValueError, match="--sequence 65 is longer than the 64 tokens that the config allows"):
         load_hugging_face(place, sequence=65)
