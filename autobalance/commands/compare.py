@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 import autobalance
 from autobalance.commands.make_plan import add_search_options, search_options
 from autobalance.commands.others import Split, other_splits, split_of_file
-from autobalance.commands.sources import SOURCE_HELP, add_model_options, profile_of
+from autobalance.commands.sources import SOURCE_HELP, add_model_options, is_profile_file, profile_of
 from autobalance.commands.words import add_devices, devices_of, limits_of
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
@@ -25,6 +25,7 @@ from autobalance.report.alternatives import alternatives_table
 from autobalance.report.comparison import Contender, comparison_table
 from autobalance.report.folding import Sentences
 from autobalance.report.render import render
+from autobalance.timelines.scaling import NOT_SCALED
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +83,9 @@ def run(options: argparse.Namespace) -> None:
         contender, reason = judge.contender(split)
         contenders.append(contender)
         notes += [f"{split.name}: {reason}"] if reason else []
-    told = Sentences(tuple(line for note in notes for line in note.splitlines()))
-    print(render(Group(comparison_table(contenders), told, "", _instead(plan, judge))))
+    lines = tuple(line for note in notes for line in note.splitlines())
+    told: list[RenderableType] = [Sentences(lines), ""] if lines else []
+    print(render(Group(comparison_table(contenders), *told, _instead(plan, judge, options))))
 
 
 class _Judge:
@@ -137,9 +139,10 @@ def _how(schedule: str, micro_batches: int) -> str:
     return f"({schedule}, {micro_batches} parts)" if micro_batches > 1 else f"({schedule})"
 
 
-def _instead(plan: autobalance.Plan | None, judge: _Judge) -> RenderableType:
+def _instead(plan: autobalance.Plan | None, judge: _Judge, options: argparse.Namespace) -> RenderableType:
     """What could be done instead of a split, and which is the better choice."""
     try:
+        _check_can_share_out(judge, options)
         others = alternatives_of(judge.profile, judge.targets, judge.budgets)
     except ValueError as error:
         return Sentences((f"DDP, FSDP and ZeRO are left out: {error}",))
@@ -150,3 +153,20 @@ def _instead(plan: autobalance.Plan | None, judge: _Judge) -> RenderableType:
         # What is recomputed or offloaded only the plan itself knows.
         told = verdict(plan if set(plan.saving) - {"keep"} else judge.score(plan), others)
     return Group(alternatives_table(others), "", Sentences((told,)))
+
+
+def _check_can_share_out(judge: _Judge, options: argparse.Namespace) -> None:
+    """Refuse a batch that devices cannot run a part of each, in the words of the command line."""
+    profile, count = judge.profile, len(judge.targets)
+    is_made = is_profile_file(options.source)
+    if profile.batch_size == 1 < count:
+        again = "make the profile again with --scalable and" if is_made else "say"
+        raise ValueError(f"1 sample cannot be shared out over {count} devices; {again} --batch {count} or more")
+    told = [note for note in profile.notes if note.startswith(NOT_SCALED)]
+    if told:
+        raise ValueError("; ".join(told))
+    if is_made and not profile.batch_size:
+        raise ValueError(
+            "each device would run a part of the batch, and this profile does not say how bytes depend on the number "
+            "of samples; make it again with autobalance profile --scalable"
+        )

@@ -12,6 +12,9 @@ from dataclasses import replace
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import Timeline
 
+NOT_SCALED = "bytes as a function of the batch are not known"
+"""How a note begins that says why."""
+
 
 def other_sizes(batch_size: int) -> tuple[int, int]:
     """Batch sizes to trace beside `batch_size`: multiples, since many a step divides the batch into parts.
@@ -95,7 +98,7 @@ def unscaled(profile: Profile, reason: str) -> Profile:
         >>> unscaled(profile, "the batch holds no tensor").notes[-1]
         'bytes as a function of the batch are not known: the batch holds no tensor'
     """
-    return replace(profile, notes=(*profile.notes, f"bytes as a function of the batch are not known: {reason}"))
+    return replace(profile, notes=(*profile.notes, f"{NOT_SCALED}: {reason}"))
 
 
 def lines_through(timelines: Sequence[Timeline], sizes: Sequence[int]) -> Timeline:

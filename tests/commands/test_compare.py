@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import autobalance
 from autobalance import Profile
 
@@ -73,4 +75,13 @@ def test_compare_says_what_could_be_done_instead(tmp_path: Path, run: Run, profi
     assert "ZeRO-3 with offload" in text
     # Two devices with half of the batch each are twice as fast as one stage at a time, and small weights are soon sent.
     assert "is the better choice here: a step takes" in text
-    assert "DDP, FSDP and ZeRO are left out: " in run("compare", profile, "2x15MiB")
+    text = run("compare", profile, "2x15MiB")
+    assert "DDP, FSDP and ZeRO are left out: each device would run a part of the batch" in text
+    assert "autobalance profile --scalable" in " ".join(text.split())
+    assert "\n\n\n" not in text
+
+
+@pytest.mark.usefixtures("factory")
+def test_compare_says_that_one_sample_cannot_be_shared_out(run: Run) -> None:
+    text = " ".join(run("compare", "factory.py:make", "2x15MiB", "--batch", "1", "--target", "cpu").split())
+    assert "left out: 1 sample cannot be shared out over 2 devices; say --batch 2 or more" in text
