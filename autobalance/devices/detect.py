@@ -37,7 +37,8 @@ def detect_devices(indices: Sequence[int] | None = None) -> tuple[Device, ...]:
 
     if not torch.cuda.is_available():
         raise ValueError(
-            "this machine has no CUDA GPU; say which devices to plan for, such as devices='4x80GiB' or '4xA100-80GB'"
+            "this machine has no CUDA GPU; say which devices to plan for, such as devices='4x80GiB' or '4xA100-80GB' "
+            "(--devices 4x80GiB on the command line)"
         )
     count = torch.cuda.device_count()
     wanted = range(count) if indices is None else indices

@@ -95,8 +95,11 @@ def test_without_peer_access_a_tensor_goes_through_the_host(two_gpus: None, monk
 
 def test_without_a_gpu_the_error_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"no CUDA GPU; say which devices to plan for, such as devices='4x80GiB'"):
+    with pytest.raises(
+        ValueError, match=r"no CUDA GPU; say which devices to plan for, such as devices='4x80GiB'"
+    ) as told:
         parse_devices(None)
+    assert "--devices 4x80GiB on the command line" in str(told.value)
 
 
 @pytest.mark.cuda
