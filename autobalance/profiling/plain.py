@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from autobalance.kernels.present import target_of
 from autobalance.measuring.efficiency import learn_efficiency
 from autobalance.measuring.measure import measure as measure_blocks
 from autobalance.measuring.measurement import with_measurements
-from autobalance.profiling.asked import check_model
+from autobalance.profiling.asked import RefusedValue, check_model
 from autobalance.profiling.batches import samples_in, with_samples
 from autobalance.profiling.beside import beside
 from autobalance.profiling.cautions import cautions_of_mode
+from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.trial import Batch, PlainTrial, Step
@@ -88,9 +89,10 @@ def profile(
         passes = PlainTrial.STEPS * accumulate * len(blocks)
         with ProgressBar("profiling", total=passes) as bar, _host_by_default():
             notes = [*beside(model, step), *cautions_of_mode(model, training)]
-            return Profiler(
-                model, blocks, trial, [sampled], training, kernels, notes, progress=bar, selected=selected
-            ).profile()
+            with _told_of_meta(sampled.data):
+                return Profiler(
+                    model, blocks, trial, [sampled], training, kernels, notes, progress=bar, selected=selected
+                ).profile()
 
     found = traced(sampled)
     if scalable:
@@ -105,6 +107,22 @@ def profile(
 def _host_by_default() -> AbstractContextManager[Any]:
     """What the step makes without a device is on the host, as in the run, though the model was built on meta around."""
     return torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()
+
+
+@contextmanager
+def _told_of_meta(batch: Any) -> Iterator[None]:
+    """A step that reads values of a batch on meta is told of that, not of a copy inside."""
+    try:
+        yield
+    except NotImplementedError as error:
+        empty = next((tensor for tensor in tensors_in(batch) if tensor.is_meta), None)
+        if empty is None or "meta tensor" not in str(error):
+            raise
+        raise RefusedValue(
+            f"the step reads values of the batch, but a tensor of it is on meta (shape {list(empty.shape)}, "
+            f"{empty.dtype}) and has none: make the batch on the CPU, as with torch.zeros(..., device='cpu'); only the "
+            f"model may be on meta."
+        ) from error
 
 
 def _for_any_batch(found: Profile, sampled: Batch, traced: Callable[[Batch], Profile]) -> Profile:

@@ -79,12 +79,12 @@ def _tell_choice(guessed: bool) -> None:
 
 
 def known_of(value: torch.Tensor) -> torch.Tensor | None:
-    """Real value of an operand; a host tensor is its own."""
+    """Real value of an operand; a host tensor is its own, one on meta has none."""
     if isinstance(value, SimulatedTensor):
         if not compat.is_fake(value.elements):
             _twin(value)
         return value.known
-    return None if compat.is_fake(value) else value
+    return None if compat.is_fake(value) or value.is_meta else value
 
 
 def _known_arguments(call: Call) -> tuple[_Arguments | None, bool]:

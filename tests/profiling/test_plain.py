@@ -57,3 +57,26 @@ def test_a_model_may_be_profiled_where_it_is_built_on_meta() -> None:
         inside = autobalance.profile(Positions(), torch.zeros(4, 16), optimizer=torch.optim.AdamW)
     outside = autobalance.profile(Positions(), torch.zeros(4, 16), optimizer=torch.optim.AdamW)
     assert inside == outside
+
+
+@pytest.mark.parametrize("rows", [2, 64])
+def test_a_batch_on_meta_costs_what_one_with_values_does(rows: int) -> None:
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16))
+    batch = torch.zeros(rows, 8, dtype=torch.int64)
+    assert autobalance.profile(model, batch.to("meta")).blocks == autobalance.profile(model, batch).blocks
+
+
+class Selects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))[x[:, 0] > 0]
+
+
+def test_a_step_that_reads_values_of_a_batch_on_meta_is_refused_in_words() -> None:
+    with pytest.raises(
+        ValueError, match=r"reads values of the batch, but .* on meta \(shape \[2, 8\], torch.float32\)"
+    ):
+        autobalance.profile(Selects(), torch.zeros(2, 8, device="meta"))
