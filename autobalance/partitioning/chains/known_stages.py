@@ -43,7 +43,7 @@ class KnownStages(StageCosts):
             if self._choice(device, held, start, stop) is not None:
                 found.append(self.budgets[device] - self.excess[device])
                 continue
-            peak = int(self.last_memory.peaks(items, held)[start, stop])
+            peak = self.last_memory.peak(items, held, start, stop)
             found.append(peak + self.known.get((self.budgets[device], items, held, start, stop), 0))
         return found
 

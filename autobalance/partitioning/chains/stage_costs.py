@@ -95,7 +95,7 @@ class StageCosts:
         Example:
             >>> problem.unit_peaks().argmax()
         """
-        return self._any_memory.peaks(frozenset()).diagonal(1)
+        return self._any_memory.banded(frozenset(), 1, 1)[:, 0]
 
     def item_peak(self, item: int) -> int:
         """Peak of a device that holds nothing but one item.
@@ -103,7 +103,7 @@ class StageCosts:
         Example:
             >>> problem.item_peak(0)
         """
-        return int(self._any_memory.peaks(frozenset({item}))[0, 0])
+        return self._any_memory.empty(frozenset({item}))
 
     @cached_property
     def in_flight(self) -> InFlight:

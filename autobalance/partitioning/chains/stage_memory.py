@@ -88,10 +88,19 @@ class StageMemory:
 
     def empty(self, here: frozenset[int]) -> int:
         """Peak of a device that holds nothing but the items `here`."""
-        if not here:
-            return 0
-        corner = _Peaks(*(matrix[:1, :1] for matrix in vars(self._peaks(here)).values()))
-        return int(self._together(corner, 1)[0, 0])
+        return self.peak(here, 1, 0, 0) if here else 0
+
+    def peak(self, here: frozenset[int], in_flight: int, start: int, stop: int) -> int:
+        """Peak of the stage `[start, stop)`, as `peaks` has it.
+
+        Args:
+            here: items.
+            in_flight: micro-batches whose saved bytes the stage holds.
+            start: first unit.
+            stop: one past the last unit.
+        """
+        entries = (matrix[start : start + 1, stop : stop + 1] for matrix in vars(self._peaks(here)).values())
+        return int(self._together(_Peaks(*entries), in_flight)[0, 0])
 
     def peaks(self, here: frozenset[int], in_flight: int = 1) -> Matrix:
         """Peak bytes of every stage on whose device the items `here` are.
@@ -113,17 +122,18 @@ class StageMemory:
         if self.micro_batches == 1:
             return known.others
         more = in_flight - 2  # at rest, beyond the one that the peaks were taken with
-        peaks: Matrix = np.maximum(known.others, known.forward)
-        running = [known.backward_alone]
-        if in_flight > 1:
-            running.append(known.forward_beside + more * known.at_rest)
-        running.append(known.backward_beside + more * known.at_rest)
+        # Peaks that are the same for all micro-batches are one matrix: they count once.
+        beside = [known.backward_beside, *([known.forward_beside] if in_flight > 1 else [])]
         if self.micro_batches > in_flight:
-            running += [known.forward_later + more * known.at_rest, known.backward_later + more * known.at_rest]
-        elif in_flight > 1:
-            running.append(known.backward_later + (more - 1) * known.at_rest)
-        for each in running:
-            np.maximum(peaks, each, out=peaks)
+            beside += [known.forward_later, known.backward_later]
+        at_once, *others = {id(matrix): matrix for matrix in beside}.values()
+        for matrix in others:
+            at_once = np.maximum(at_once, matrix)
+        peaks: Matrix = at_once + more * known.at_rest
+        for matrix in (known.others, known.forward, known.backward_alone):
+            np.maximum(peaks, matrix, out=peaks)
+        if self.micro_batches == in_flight > 1:
+            np.maximum(peaks, known.backward_later + (more - 1) * known.at_rest, out=peaks)
         return peaks
 
     @cached_property
