@@ -54,6 +54,9 @@ def _shortage(problem: Problem, need: Sequence[int], name: str, size: int) -> li
         if not problem.is_exact
         else "no plan was found that fits the devices; where gradients of one tensor meet, only some plans were tried."
         if problem.known
+        else "no plan was found that fits the devices; blocks that must share a device, or are pinned, are taken to keep "
+        "what they save, and to hold as many micro-batches as one stage does."
+        if _is_simplified(problem)
         else "no plan fits the devices."
     )
     lines = [f"{found} The best plan that ignores their budgets is short of memory:"]
@@ -68,6 +71,13 @@ def _shortage(problem: Problem, need: Sequence[int], name: str, size: int) -> li
             f"{format_size(static)}, all budgets together are {format_size(budget)}."
         )
     return [*lines, "What would help:"]
+
+
+def _is_simplified(problem: Problem) -> bool:
+    """Whether blocks are placed as one or beside the chain in a question of which the search then knows less."""
+    is_beside = any(owner >= 0 for item in problem.chain.items for owner in item.owners)
+    is_grouped = any(sum(owner >= 0 for owner in owners) > 1 for owners in problem.chain.units)
+    return (problem.allowed is not None and (is_beside or is_grouped)) or (problem.micro_batches > 1 and is_beside)
 
 
 def label(index: int, device: Device) -> str:

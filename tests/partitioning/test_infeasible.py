@@ -82,6 +82,12 @@ def test_what_was_not_proved_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> 
     assert text.startswith("no plan was found that fits the devices; groups that must share a device are too many")
 
 
+def test_groups_that_could_save_more_than_is_known_are_not_ruled_out() -> None:
+    profile = Profile.from_costs([1] * 3, [20] * 3, transfer=[2, 2], together=[(0, 2)])
+    with pytest.raises(InfeasiblePlanError, match="no plan was found that fits the devices; blocks that must share"):
+        plan(profile, [50], recompute=True)
+
+
 def test_a_smaller_batch_is_advised_only_where_it_can_be_enough() -> None:
     saved = str(_refused(Profile.from_costs([2] * 4, saved=[6] * 4), [10, 10]))
     assert "a smaller batch: 24 B (75%) are tensors saved for backward" in saved
