@@ -54,8 +54,8 @@ def _shortage(problem: Problem, need: Sequence[int], name: str, size: int) -> li
         if not problem.is_exact
         else "no plan was found that fits the devices; where gradients of one tensor meet, only some plans were tried."
         if problem.known
-        else "no plan was found that fits the devices; blocks that must share a device, or are pinned, are taken to keep "
-        "what they save, and to hold as many micro-batches as one stage does."
+        else "no plan was found that fits the devices; blocks that must share a device, or are pinned, are taken to "
+        "keep what they save, and to hold as many micro-batches as one stage does."
         if _is_simplified(problem)
         else "no plan fits the devices."
     )
