@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from batch_search import largest_of_plans, largest_of_split
 from large_models import bloom
+from large_profiles import FOLDER
 from other_splits import quiet
 from rich.console import Console
 from rich.table import Table
@@ -112,7 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--answer", type=int, default=64, help="tokens that are generated (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "autobalance-large-models")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     quiet()
     path: Path = options.folder / f"BLOOM-176B, {options.prompt} + {options.answer} tokens.json"

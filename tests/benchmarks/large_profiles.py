@@ -1,13 +1,14 @@
 """Profiles of the large models, traced once and then read from files.
 
 Run it by hand: `OMP_NUM_THREADS=1 python tests/benchmarks/large_profiles.py` (tools: `autobalance[benchmarks]`).
-Tracing all of them takes a while; a profile that is in the folder already is not traced again. Each knows its bytes
-at any batch.
+Tracing all of them takes a while; a profile that is in the folder already is not traced again, and a folder is for
+one state of the sources that make profiles. Each knows its bytes at any batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import tempfile
 import time
@@ -21,7 +22,21 @@ import autobalance
 from autobalance import Profile
 
 TARGET = "A100-80GB"
-FOLDER = Path(tempfile.gettempdir()) / "autobalance-large-models"
+# What decides what a profile says, beside the models.
+_ROOMS = ("profiling", "kernels", "timelines", "compat", "measuring", "simulated")
+
+
+def digest_of_sources() -> str:
+    """A few letters that are others after a change of what traces, so that no old profile is taken for a new one."""
+    package = Path(autobalance.__file__).parent
+    files = [path for room in _ROOMS for path in sorted((package / room).rglob("*.py"))]
+    content = hashlib.sha256()
+    for path in (*files, Path(__file__).with_name("large_models.py")):
+        content.update(f"{path.name}\n".encode() + path.read_bytes())
+    return content.hexdigest()[:10]
+
+
+FOLDER = Path(tempfile.gettempdir()) / f"autobalance-large-models-{digest_of_sources()}"
 
 
 def profile_of(name: str, mode: str, folder: Path = FOLDER) -> Profile:
