@@ -124,10 +124,11 @@ def _is_worth_rounds(policy: str, found: Candidate, best: Candidate) -> bool:
     """Whether going over devices again takes less time or, in nearly the same, clearly less memory."""
     if policy != "auto":
         return _is_worth_disorder(policy, found.key, best.key)
-    (seconds, use), (least, least_use) = found.key, best.key
-    limit = best.problem.limit
+    (_, use), (least, least_use) = found.key, best.key
+    # The lightest of several ways to go round takes nearly the least of these, not of all.
+    seconds, limit = found.judged.seconds, best.problem.limit
     if limit is not None:
-        seconds, least = found.judged.seconds, best.judged.seconds
+        least = best.judged.seconds
     if max(seconds, least) > ((1 + NEARLY) * min(seconds, least) if limit is None else limit * (1 + 1e-9)):
         return seconds < least
     return _is_worth_disorder(policy, (use,), (least_use,))
