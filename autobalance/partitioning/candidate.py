@@ -12,12 +12,12 @@ from autobalance.partitioning.chains.policies import NEARLY, POLICIES, balanced,
 from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.chains.solution import Solution
 from autobalance.partitioning.judge import Judged
+from autobalance.partitioning.micro_profiles import micro_profile
 from autobalance.partitioning.orders.folded import folded_chain
 from autobalance.partitioning.orders.looped import best_loop
 from autobalance.partitioning.question import Question
 from autobalance.partitioning.savings.saver import Allowed
 from autobalance.partitioning.transfers import crossings_of
-from autobalance.profiling.profile import Profile
 
 # Searches after each of which the stages that turned out larger are known better.
 _TRIES = 32
@@ -132,45 +132,6 @@ def _is_worth_rounds(policy: str, found: Candidate, best: Candidate) -> bool:
     if max(seconds, least) > ((1 + NEARLY) * min(seconds, least) if limit is None else limit * (1 + 1e-9)):
         return seconds < least
     return _is_worth_disorder(policy, (use,), (least_use,))
-
-
-def micro_profile(profile: Profile, micro_batches: int) -> Profile:
-    """The profile of the largest of several parts of a batch.
-
-    Example:
-        >>> micro_profile(profile, 3).batch_size, profile.batch_size
-        (3, 8)
-
-    Args:
-        profile: of the whole batch.
-        micro_batches: how many parts there are.
-
-    Raises:
-        ValueError: the profile does not know how bytes depend on the batch.
-    """
-    if micro_batches == 1:
-        return profile
-    if not profile.batch_size:
-        raise ValueError(
-            f"micro_batches={micro_batches} needs to know how many samples the batch has and what each takes: make the "
-            f"profile with autobalance.profile(..., scalable=True), or Profile.from_costs(..., batch_size=...)"
-        )
-    return _with_casts_apart(profile.scaled(-(-profile.batch_size // micro_batches)))
-
-
-def _with_casts_apart(profile: Profile) -> Profile:
-    """A profile whose rows save no casts of weights: autocast keeps these once, for all micro-batches."""
-    timeline = profile.timeline
-    if not timeline.casts:
-        return profile
-    births, steps = timeline.lives[0], timeline.steps
-    start, stop = timeline.window(steps[-1] if steps else None)
-    casts = [0] * len(profile.blocks)
-    for storage in timeline.casts:
-        if timeline.owners[storage] >= 0 and start <= births[storage] < stop:
-            casts[timeline.owners[storage]] += timeline.sizes[storage]
-    rows = zip(profile.blocks, casts, strict=True)
-    return replace(profile, blocks=tuple(replace(row, saved=max(0, row.saved - cast)) for row, cast in rows))
 
 
 def _whether_they_wait_or_not(problem: Problem, question: Question) -> Candidate | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autobalance.partitioning.candidate import micro_profile
 from autobalance.partitioning.judge import launched
+from autobalance.partitioning.micro_profiles import micro_profile
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import Timeline, Whole

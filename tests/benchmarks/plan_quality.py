@@ -4,8 +4,9 @@ Run it by hand: `OMP_NUM_THREADS=1 python tests/benchmarks/plan_quality.py` (too
 `pip install --no-deps torchgpipe`). Profiles are traced once and kept in a folder (`large_profiles.py`). Every split is
 judged by `autobalance.score` on the same profile: 2, 4 and 8 devices of 24 and 80 GiB, training with AdamW and
 inference, at a batch of one and at the largest that our plan fits; with `--in-flight` that again in micro-batches under
-1F1B, which tied weights make nearly serial, so that what is searched there is not proved. Exit status 1 where ours is worse than another on its own objective anywhere, or ahead of accelerate by less than
-the limits of `quality_report.py`.
+1F1B, which tied weights make nearly serial, so that what is searched there is not proved. Exit status 1 where ours is
+worse than another on its own objective anywhere, or ahead of accelerate by less than the limits of
+`quality_report.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autobalance.devices.device import Device
-from autobalance.partitioning.candidate import best_candidate, micro_profile
+from autobalance.partitioning.candidate import best_candidate
+from autobalance.partitioning.micro_profiles import micro_profile
 from autobalance.partitioning.question import Question
 from autobalance.profiling.profile import Profile
 

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from autobalance.devices.device import Device
-from autobalance.partitioning.candidate import micro_profile
 from autobalance.partitioning.chains.boundaries import with_better_boundaries
 from autobalance.partitioning.chains.chain import build_chain
 from autobalance.partitioning.chains.policies import auto
 from autobalance.partitioning.chains.problem import Problem
 from autobalance.partitioning.chains.solution import Solution
+from autobalance.partitioning.micro_profiles import micro_profile
 from autobalance.partitioning.score import score
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.profiling.profile import Profile
