@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from autobalance.devices.device import Device
 from autobalance.partitioning.replay import replay
 from autobalance.partitioning.savings.host_optimizer import host_optimizer as host_optimizer_of
@@ -75,14 +73,7 @@ def judge(
     places = [device for _, _, device in runs_of(assignment)]
     order = launch_order(schedule, len(places), micro_batches, devices=places, training=profile.training)
     blocks = profile.blocks
-    streams = saving_costs(
-        blocks,
-        [0.0] * len(blocks),
-        stream=("frozen", "trainable"),
-        training=profile.training,
-        optimizer_on_host=True,
-    )
-    carried = {block: int(streams.carried[block]) for block in streamed}
+    carried, staged = _streaming(profile, streamed)
     held = in_flight(order, len(places))
     stages = stages_of(profile, assignment, root, devices, crossings, held, saving, carried)
     away = [block for block, device in enumerate(assignment) if device in host_optimizer]
@@ -93,8 +84,8 @@ def judge(
         # Weights that stream are on the device while their block runs, and while the one before it does; none are
         # fetched ahead of the pass that needs them.
         here = [block for block in sorted(streamed) if assignment[block] == device]
-        pairs = streams.staged[here] + np.append(streams.staged[here][1:], 0)
-        peaks[device] += int(pairs.max(initial=0))
+        follows = [*(staged[block] for block in here[1:]), 0]
+        peaks[device] += max((staged[block] + after for block, after in zip(here, follows, strict=False)), default=0)
         if not knows:
             rest = (block for block in away if assignment[block] == device and block not in streamed)
             peaks[device] -= sum(blocks[block].optimizer for block in rest)
@@ -107,6 +98,21 @@ def judge(
     offloaded = (row.saved for row, word in zip(blocks, saving, strict=False) if word == "offload")
     moved = micro_batches * (2 * sum(offloaded) + sum(carried.values()))
     return Judged(stages, tuple(peaks), seconds, once, moved)
+
+
+def _streaming(profile: Profile, streamed: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes over the host link, and on the device, of each block whose weights stream."""
+    if not streamed:
+        return {}, {}
+    streams = saving_costs(
+        profile.blocks,
+        [0.0] * len(profile.blocks),
+        stream=("frozen", "trainable"),
+        training=profile.training,
+        optimizer_on_host=True,
+    )
+    carried = {block: int(streams.carried[block]) for block in streamed}
+    return carried, {block: int(streams.staged[block]) for block in streamed}
 
 
 def seconds_of(

@@ -139,6 +139,8 @@ def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
         return least
     limit = least.key[0] * (1 + NEARLY)
     near = [candidate.problem for candidate in found if candidate.key[0] <= limit]
+    if len(near) == 1 and least.proved and not least.is_loop:
+        return least  # was searched within that limit
     again = [best_candidate(question, problem.schedule, problem.micro_batches, limit)[1] for problem in near]
     lightest = [candidate for candidate in again if candidate is not None]
     return min(

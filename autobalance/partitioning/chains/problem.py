@@ -19,7 +19,7 @@ from autobalance.partitioning.chains.sweep import MOST_STATES, Path, count_state
 from autobalance.partitioning.chains.tables import Tables
 from autobalance.partitioning.judge import Judged, judge
 from autobalance.partitioning.orders.item_search import Found, ItemSearch
-from autobalance.partitioning.savings.choice import Choice
+from autobalance.partitioning.savings.choice import MILLIONTH, Choice
 from autobalance.partitioning.savings.lighter import copying_less
 from autobalance.partitioning.savings.saving_tables import SavingTables
 
@@ -31,8 +31,6 @@ _OBJECTIVES: dict[Policy, Literal["largest use", "step time"]] = {
 
 # Searches in which stages are proved that a faster way might have.
 _MOST_PROOFS = 2
-# Share by which step times may differ that are the same.
-_MILLIONTH = 1e-6
 # Times that stages of a way have to do with less host memory before none is taken to fit.
 _MOST_TIGHTENED = 16
 
@@ -291,7 +289,7 @@ class Problem(KnownStages):
                 if may_solve and not tables.proved and policy in (auto, fastest):
                     least = fastest(tables.loosened(), self.micro_batches)
                     assert least is not None, "lower bounds leave at least the same ways"
-                    if least.key[0] < found.key[0] * (1 - _MILLIONTH):
+                    if least.key[0] < found.key[0] * (1 - MILLIONTH):
                         proofs += 1
                         if proofs <= _MOST_PROOFS and tables.choose(least.path, program=True):
                             continue

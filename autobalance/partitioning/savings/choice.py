@@ -8,7 +8,8 @@ import numpy as np
 
 from autobalance.partitioning.savings.savings import SavingCosts, stage_peak
 
-_MILLIONTH = 1e-6
+MILLIONTH = 1e-6
+"""Share by which times may differ that are the same."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Choice:
     @property
     def proved(self) -> bool:
         """Whether no way is faster by more than a millionth."""
-        return self.seconds <= self.bound * (1 + _MILLIONTH)
+        return self.seconds <= self.bound * (1 + MILLIONTH)
 
 
 def choice_of(

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autobalance.partitioning.savings.choice import Choice, choice_of
+from autobalance.partitioning.savings.choice import MILLIONTH, Choice, choice_of
 from autobalance.partitioning.savings.relaxation import relaxed
 from autobalance.partitioning.savings.saving_options import Option, options_of
 from autobalance.partitioning.savings.saving_program import has_solver, solve_program
@@ -34,7 +34,6 @@ Numbers = NDArray[np.float64]
 # are more, what is found counts as proved if it is this close to its bound.
 _WIDTHS = (32, 256, 8192)
 _SHORT = 20
-_MILLIONTH = 1e-6
 # Parts of the distance between the bound of a stage and its greedy way, in which its fastest way is looked for.
 _SHARES = (1 / 16, 1 / 4)
 _FEW = 64
@@ -124,7 +123,7 @@ class _Search:
         if best is None:
             return None
         is_short = len(self._options) <= _SHORT
-        close = ROUNDING if is_short else _MILLIONTH
+        close = ROUNDING if is_short else MILLIONTH
         for width in _WIDTHS if is_short else _WIDTHS[:-1]:
             if self._time(best) <= self._least * (1 + close):
                 break
