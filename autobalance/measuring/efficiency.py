@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autobalance.devices.device import LAUNCH_TIME
+from autobalance.devices.roofline import Rates, seconds
 from autobalance.measuring.calibration import Calibration, known_calibration, write_calibration
 from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.roofline import Rates, seconds
 
 
 def efficiency_of_kinds(profile: Profile, measurements: Sequence[Measurement], rates: Rates) -> dict[str, float]:

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autobalance.devices.roofline import Work
 from autobalance.measuring.call import Call
 from autobalance.measuring.meters import Meter
 from autobalance.measuring.returned import Returned, Storages
 from autobalance.measuring.visit import Visit
-from autobalance.profiling.roofline import Work
 from autobalance.profiling.work import WorkCounter
 
 REPEATS = 5

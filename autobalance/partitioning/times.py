@@ -9,12 +9,12 @@ import numpy as np
 
 from autobalance.devices.device import LAUNCH_TIME, Device
 from autobalance.devices.links import link_matrix
+from autobalance.devices.roofline import reference_rates
 from autobalance.devices.table import find_gpu, recognise
 from autobalance.partitioning.stage import Stage
 from autobalance.partitioning.transfers import Crossing
 from autobalance.partitioning.work_table import Seconds, WorkTable
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.roofline import reference_rates
 from autobalance.profiling.timeline import ROOT
 from autobalance.schedules.clock import Slot, run_clock
 from autobalance.schedules.launches import Launch
@@ -23,7 +23,7 @@ from autobalance.schedules.launches import Launch
 def block_seconds(profile: Profile, device: Device, devices: Sequence[Device]) -> tuple[Seconds, Seconds]:
     """Seconds that every block takes on a device, forward and backward.
 
-    Blocks whose work is known are timed by the roofline at the rates of the device (`profiling/roofline.py`). Times
+    Blocks whose work is known are timed by the roofline at the rates of the device (`devices/roofline.py`). Times
     given by hand hold for the fastest of all devices; others take longer in proportion to their float32 `flops`.
 
     Example:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobalance.devices.device import Device
+from autobalance.devices.roofline import Work
 from autobalance.profiling.block_cost import BlockCost
-from autobalance.profiling.roofline import Work
 
 Seconds = NDArray[np.float64]
 

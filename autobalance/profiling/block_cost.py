@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from autobalance.profiling.roofline import Work
+from autobalance.devices.roofline import Work
 
 
 @dataclass(frozen=True)

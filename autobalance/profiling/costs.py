@@ -9,10 +9,10 @@ from itertools import chain
 from torch import nn
 
 from autobalance.blocks import Blocks
+from autobalance.devices.roofline import Rates, Work, seconds
 from autobalance.profiling.holders import at_peak
 from autobalance.profiling.lazy import with_shape
 from autobalance.profiling.profile import BlockCost, Profile
-from autobalance.profiling.roofline import Rates, Work, seconds
 from autobalance.profiling.timeline import ROOT, Timeline
 from autobalance.profiling.traced import ROOT_ACCOUNT, Traced
 from autobalance.profiling.walk import last_step, row_of, walk

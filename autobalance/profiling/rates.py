@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from autobalance.devices.roofline import Rates, reference_rates
 from autobalance.kernels.present import present_gpu
 from autobalance.kernels.target import Target
 from autobalance.measuring.calibration import Calibration, known_calibration
 from autobalance.measuring.efficiency import calibrated_rates
-from autobalance.profiling.roofline import Rates, reference_rates
 
 
 def rates_for(target: Target) -> Callable[[str], Rates]:

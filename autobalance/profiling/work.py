@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autobalance import compat
-from autobalance.profiling.roofline import Work
+from autobalance.devices.roofline import Work
 
 Phase = Literal["forward", "backward", "optimizer"]
 

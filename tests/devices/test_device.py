@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autobalance.devices.device import Device
-from autobalance.profiling.roofline import reference_rates
+from autobalance.devices.roofline import reference_rates
 from autobalance.saved import load, save
 
 

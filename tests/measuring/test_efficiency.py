@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from autobalance.devices.roofline import Rates, Work, seconds
 from autobalance.measuring import efficiency
 from autobalance.measuring.calibration import Calibration, Identity
 from autobalance.measuring.efficiency import calibrated_rates, efficiency_of_kinds, learn_efficiency, with_efficiency
 from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.roofline import Rates, Work, seconds
 
 CALIBRATION = Calibration(Identity("a GPU", "1", "2", "3"), flops={"float32": 100.0}, bandwidth=10.0, launch_time=1e-9)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autobalance.devices.device import Device
+from autobalance.devices.roofline import Rates, Work, seconds
 from autobalance.partitioning.stage import Stage
 from autobalance.partitioning.times import (
     block_seconds,
@@ -18,7 +19,6 @@ from autobalance.partitioning.times import (
 from autobalance.partitioning.transfers import Crossing, crossings_of
 from autobalance.profiling.block_cost import BlockCost
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.roofline import Rates, Work, seconds
 from autobalance.profiling.timeline import ROOT, Timeline
 
 PROFILE = Profile.from_costs([1] * 3, forward_time=[1, 2, 3], backward_time=[2, 4, 6], transfer=[10, 20, 40])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from autobalance.devices.roofline import Work
 from autobalance.profiling.block_cost import BlockCost, between
-from autobalance.profiling.roofline import Work
 
 
 def test_work_of_another_batch_lies_on_the_line_through_two() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from autobalance.devices.device import Device
+from autobalance.devices.roofline import Work
 from autobalance.partitioning.chains.chain import Chain, Item
 from autobalance.partitioning.chains.stage_costs import StageCosts
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.roofline import Work
 from autobalance.profiling.timeline import ROOT
 
 PROFILE = Profile.from_costs(

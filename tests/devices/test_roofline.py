@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autobalance.profiling.roofline import Rates, Work, reference_rates, seconds
+from autobalance.devices.roofline import Rates, Work, reference_rates, seconds
 
 RATES = Rates({"float32": 10.0, "bfloat16": 40.0}, bandwidth=5.0, launch_time=0.5)
 
