@@ -72,3 +72,12 @@ from autobalance.compat.tensors import set_data_hook as set_data_hook
 from autobalance.compat.tensors import storage_key as storage_key
 from autobalance.compat.tensors import version as version
 from autobalance.compat.tensors import without_torch_function as without_torch_function
+from autobalance.compat.threads import AutocastState as AutocastState
+from autobalance.compat.threads import autocast_state as autocast_state
+from autobalance.compat.threads import autograd_uses_threads as autograd_uses_threads
+from autobalance.compat.threads import casts_kept as casts_kept
+from autobalance.compat.threads import dispatch_modes as dispatch_modes
+from autobalance.compat.threads import drop_casts as drop_casts
+from autobalance.compat.threads import saved_tensor_hooks as saved_tensor_hooks
+from autobalance.compat.threads import with_autocast_state as with_autocast_state
+from autobalance.compat.threads import with_modes as with_modes

@@ -11,15 +11,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
+from autobalance import compat
 from autobalance.placement import glue
 from autobalance.placement.locate import Locator, Place
 from autobalance.placement.move import Mover
 
 Remove = Callable[[], None]
+
+
+class Visitor(Protocol):
+    """Is told of each visit of a block that the user's own code makes, outside other blocks and outside backwards."""
+
+    def arrive(self, block: int) -> None:
+        """The block is called; nothing has moved yet."""
+
+    def enter(self, block: int, args: Any, kwargs: Any) -> None:
+        """The block runs next, with these arguments, which are where it is."""
+
+    def leave(self, block: int) -> None:
+        """The block has returned, or failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +45,22 @@ class Door:
         place: where the block is.
         locator: knows where tensors are and sends them.
         exit: where the glue is to find the block's output; None: where the block is.
+        block: the block's index.
+        visitor: is told of visits.
     """
 
     name: str
     place: Place
     locator: Locator
     exit: Place | None = None
+    block: int = -1
+    visitor: Visitor | None = None
+
+    def watch(self) -> Visitor | None:
+        """Who is to be told of a visit that begins now."""
+        if self.visitor is None or any(visit.visitor for visit in _visits.stack) or compat.in_backward():
+            return None
+        return self.visitor
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +68,15 @@ class _Visit:
     """One call of a block that has not returned."""
 
     door: Door
-    mover: Mover
+    mover: Mover | None  # None: nothing moves
+    visitor: Visitor | None
     suspended: glue.Suspended | None
     token: Any
     handled: BaseException | None
 
     def undo(self) -> None:
+        if self.visitor is not None:
+            self.visitor.leave(self.door.block)
         self.door.locator.leave(self.token)
         glue.resume(self.suspended)
 
@@ -76,22 +103,27 @@ _visits = _Visits()
 
 def enter_block(door: Door, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Forward pre-hook: move what the block is given to the block's place."""
-    locator = door.locator
-    if locator.nothing_moves:
+    locator, visitor = door.locator, door.watch()
+    if locator.nothing_moves and visitor is None:
         return args, kwargs
-    mover = Mover(locator, door.place)
+    if visitor is not None:
+        visitor.arrive(door.block)
+    mover = None if locator.nothing_moves else Mover(locator, door.place)
     token = locator.enter(door.place)
     # On the stack before anything else can fail: `leave_block` is called in any case.
-    _visits.stack.append(_Visit(door, mover, glue.suspend(), token, sys.exc_info()[1]))
-    moved: tuple[Any, Any] = mover.move((args, kwargs))
-    return moved
+    _visits.stack.append(_Visit(door, mover, visitor, glue.suspend(), token, sys.exc_info()[1]))
+    if mover is not None:
+        args, kwargs = mover.move((args, kwargs))
+    if visitor is not None:
+        visitor.enter(door.block, args, kwargs)
+    return args, kwargs
 
 
 def leave_block(door: Door, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """Forward hook, also after an error: put everything back as the caller knows it."""
     locator = door.locator
-    visit = None if locator.nothing_moves else _visits.end(door)
-    if visit is None:  # another hook failed before the block was entered
+    visit = None if locator.nothing_moves and door.visitor is None else _visits.end(door)
+    if visit is None or visit.mover is None:  # another hook failed before the block was entered, or nothing moves
         return output
     has_failed = sys.exc_info()[1] is not visit.handled
     changed = visit.mover.changed_in_place()

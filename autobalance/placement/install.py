@@ -9,7 +9,7 @@ from torch import nn
 
 from autobalance.blocks import Blocks
 from autobalance.placement.glue import glue
-from autobalance.placement.hooks import Door, Remove, hook_block, hook_method, visits_ended
+from autobalance.placement.hooks import Door, Remove, Visitor, hook_block, hook_method, visits_ended
 from autobalance.placement.locate import Locator, Place
 
 
@@ -36,7 +36,8 @@ class Installed:
     def glue(self) -> Iterator[None]:
         """A context in which the user's operations outside blocks run where their operands are."""
         if self._locator.nothing_moves:
-            yield
+            with visits_ended():
+                yield
             return
         with glue(self._locator, self._root), visits_ended():
             yield
@@ -49,6 +50,7 @@ def install(
     locator: Locator,
     methods: Mapping[str, Sequence[str]] | None = None,
     exit: tuple[int, Place] | None = None,
+    visitor: Visitor | None = None,
 ) -> Installed:
     """Hook every block so that its inputs move to its place.
 
@@ -64,6 +66,7 @@ def install(
         locator: knows where tensors are and sends them.
         exit: index of the block whose output goes to the loss, and the place where the loss is to find it.
         methods: names of methods other than `forward` that run a block, by the name of the block or of a module in it.
+        visitor: is told of visits of blocks.
 
     Returns:
         What takes the hooks off again and makes the glue.
@@ -74,7 +77,8 @@ def install(
     called = _modules_with_methods(root, blocks, methods or {})
     removes: list[Remove] = []
     for index, (name, modules, place) in enumerate(zip(blocks.names, blocks.modules, places, strict=True)):
-        door = Door(name, place, locator, exit[1] if exit is not None and exit[0] == index else None)
+        way_out = exit[1] if exit is not None and exit[0] == index else None
+        door = Door(name, place, locator, way_out, index, visitor)
         for module in modules:
             removes += hook_block(door, module)
             for method in called.get(id(module), ()):

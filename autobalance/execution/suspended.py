@@ -1,0 +1,142 @@
+"""A call that runs in a thread of its own, and only while it holds the baton: it can stop in the midst of user code.
+
+Threads and not greenlets: torch keeps grad mode, autocast and other state by thread, and interleaved calls in one thread
+would mix it up. Of all threads one runs at a time, so that the order of launches is the same in every run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from autobalance.execution.carried import Carried, carried_state
+
+
+class Cancelled(BaseException):
+    """Raised where a call handed the baton back, to wind it down; no error of the user's."""
+
+
+class Suspended:
+    """A call that stops wherever it hands the baton back, and goes on when it is resumed.
+
+    Example:
+        >>> call = Suspended(lambda: (print("one"), hand_back(), print("two")))
+        >>> call.resume()
+        one
+        >>> call.resume()
+        two
+        >>> call.has_ended
+        True
+
+    Args:
+        call: the code to run; it sees the thread-local state of torch and the context variables of the thread that makes
+            this object.
+        name: of the thread, for debuggers.
+
+    Attributes:
+        has_ended: whether the call has returned or failed.
+    """
+
+    def __init__(self, call: Callable[[], object], name: str = "autobalance micro-batch") -> None:
+        self.has_ended = False
+        self._call: Callable[[], object] | None = call
+        self._carried: Carried | None = carried_state()
+        self._error: BaseException | None = None
+        self._is_cancelled = False
+        self._goes_on, self._comes_back = _closed_gate(), _closed_gate()
+        self._is_running = False
+        # A daemon, so that user code which never comes back cannot keep the process alive.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def resume(self) -> None:
+        """Let the call run until it hands the baton back or ends.
+
+        Raises:
+            BaseException: what the call raised, with its own traceback.
+            RuntimeError: the call has ended.
+        """
+        if self.has_ended:
+            raise RuntimeError("the call has ended: there is nothing to resume")
+        self._is_running = True
+        if self._thread.ident is None:
+            self._thread.start()
+        self._goes_on.release()
+        self._wait()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and so would keep itself and all that the call held
+
+    def cancel(self) -> None:
+        """Wind the call down: it sees `Cancelled` where it stopped. Waits for one that an interrupt left running."""
+        if self._thread.ident is None:
+            self.has_ended = True
+            self._call = self._carried = None
+        if self._is_running:
+            self._wait()
+        self._is_cancelled = True
+        while not self.has_ended:  # user code may catch everything, and go on to the next hand-over
+            self._goes_on.release()
+            self._wait()
+        self._error = None
+
+    def hand_back(self) -> None:
+        """Stop here until resumed; only for the call's own thread.
+
+        Raises:
+            Cancelled: the call is to be wound down.
+        """
+        self._comes_back.release()
+        self._goes_on.acquire()
+        if self._is_cancelled:
+            raise Cancelled
+
+    def _wait(self) -> None:
+        self._comes_back.acquire()
+        self._is_running = False
+        if self.has_ended:
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._goes_on.acquire()
+        assert self._carried is not None
+        assert self._call is not None
+        _here.call = self
+        carried, call = self._carried, self._call
+        self._carried = self._call = None  # what they hold is freed when the call ends, not when this object is
+        try:
+            carried.run(call)
+        except BaseException as error:
+            self._error = error.with_traceback(error.__traceback__)
+        finally:
+            del carried, call
+            _here.call = None
+            self.has_ended = True
+            self._comes_back.release()
+
+
+def _closed_gate() -> threading.Lock:
+    """A lock that one thread opens for another: a semaphore would take twice the time."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+class _Here(threading.local):
+    call: Suspended | None = None
+
+
+_here = _Here()
+
+
+def current_call() -> Suspended | None:
+    """The suspended call whose thread this is; None in any other thread."""
+    return _here.call
+
+
+def hand_back() -> None:
+    """Stop the call whose thread this is until it is resumed; does nothing in any other thread."""
+    if _here.call is not None:
+        _here.call.hand_back()
