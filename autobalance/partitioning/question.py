@@ -58,6 +58,18 @@ class Question:
         return Allowed(recompute, self.offload, self.host_memory, self.solver) if recompute or self.offload else None
 
     @property
+    def rounds(self) -> Iterator[list[tuple[str, int]]]:
+        """Schedules with numbers of micro-batches; those of a later round are for where none of an earlier one fits."""
+        splits = list(self.splits)
+        tells_time = self.policy == "auto" and any(block.forward_time for block in self.profile.blocks)
+        if not tells_time and self.schedules == EXECUTABLE and not self.micro_batches:
+            # The more parts, the less memory: who knows no time would take the most there are.
+            yield splits[:1]
+            splits = splits[1:]
+        yield splits
+        yield from self.finer_splits
+
+    @property
     def splits(self) -> Iterator[tuple[str, int]]:
         """Schedules with numbers of micro-batches, the simplest first.
 
@@ -77,7 +89,7 @@ class Question:
 
         Only where any number may be chosen.
         """
-        batch = self.profile.batch_size
+        batch = self._divisible
         others = [schedule for schedule in self.schedules if schedule != "naive"]
         size = -(-batch // self._most_useful) if batch and others and not self.micro_batches else 0
         while size > 1:
@@ -102,12 +114,17 @@ class Question:
         }
 
     @property
+    def _divisible(self) -> int:
+        """Samples of which it is known what each takes."""
+        return self.profile.batch_size if self.profile.is_scalable else 0
+
+    @property
     def _most_useful(self) -> int:
-        return min(self.profile.batch_size, _MOST_PER_DEVICE * len(self.devices))
+        return min(self._divisible, _MOST_PER_DEVICE * len(self.devices))
 
     @property
     def _useful_counts(self) -> list[int]:
-        batch = self.profile.batch_size
+        batch = self._divisible
         sizes = {-(-batch // count) for count in range(1, self._most_useful + 1)} if batch else {0}
         return sorted({-(-batch // size) if size else 1 for size in sizes})
 

@@ -28,7 +28,7 @@ def remedies(question: Question) -> Iterator[str]:
     """
     question = replace(question, solver=False)
     batch = question.profile.batch_size
-    can_split = batch > 1 and len(question.profile.timeline.per_sample) == len(question.profile.timeline.sizes)
+    can_split = question.profile.is_scalable
     counts = sorted({min(batch, times * len(question.devices)) for times in _SPLITS} - {0, 1}) if can_split else []
     splits = [("1f1b", count) for count in counts if question.schedules == ("naive",)]
     for schedule, count in splits:

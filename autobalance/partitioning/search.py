@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 
 from autobalance.devices.device import Device
 from autobalance.devices.words import parse_devices
@@ -114,7 +113,7 @@ def plan(
 @lru_cache(maxsize=_REMEMBERED)
 def _search(question: Question) -> Plan:
     found, hopeless = list[Candidate](), list[Problem]()
-    for splits in chain([question.splits], question.finer_splits):
+    for splits in question.rounds:
         for schedule, count in splits:
             problem, candidate = best_candidate(question, schedule, count)
             if candidate is None:

@@ -83,6 +83,16 @@ class Profile:
         """Block names in call order."""
         return tuple(block.name for block in self.blocks)
 
+    @property
+    def is_scalable(self) -> bool:
+        """Whether bytes are known as a function of the batch, so that parts of the batch can be planned.
+
+        Example:
+            >>> Profile.from_costs([4, 4], [1, 1], batch_size=8).is_scalable
+            True
+        """
+        return self.batch_size > 0 and len(self.timeline.per_sample) == len(self.timeline.sizes)
+
     @cached_property
     def fingerprint(self) -> str:
         """Short text that differs where the model's structure, the batch, the optimizer or the precision do.
@@ -207,7 +217,7 @@ class Profile:
             return self.timeline
         if self.larger and batch_size > self.batch_size:
             return self.larger[0].scaled(batch_size, self.granule)
-        if not self.batch_size or len(self.timeline.per_sample) != len(self.timeline.sizes):
+        if not self.is_scalable:
             told = [note for note in self.notes if "batch" in note]
             raise ValueError(
                 f"this profile holds for the batch it was made with ({self.batch or 'not named'}): how bytes depend on "

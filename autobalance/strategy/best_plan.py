@@ -17,10 +17,12 @@ from autobalance.kernels.present import present_gpu
 from autobalance.kernels.target import find_target
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.search import plan as search
+from autobalance.partitioning.times import launch_seconds
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Forecast, Profiler
 from autobalance.profiling.trial import Batch
 from autobalance.report.progress import ProgressBar
+from autobalance.strategy.batch_sizes import for_any_batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.trial import STEPS, LightningTrial
 from autobalance.units import format_size
@@ -56,7 +58,22 @@ def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], b
             target=find_target("cuda" if devices[0].type == "cuda" else "simulated", present_gpu()),
             progress=progress,
         )
-        return checked_plan(profiler, profiler.profile(), planned_devices(devices), options)
+        profile, targets = profiler.profile(), planned_devices(devices)
+        if options.may_split and _gains_by_parts(profile, targets, options):
+            profile = for_any_batch(profiler, profile)
+        return checked_plan(profiler, profile, targets, options)
+
+
+def _gains_by_parts(profile: Profile, devices: Sequence[Device], options: Options) -> bool:
+    """Whether a plan for parts of batches is asked for, or may be better: what they take costs two more traces."""
+    if (options.schedule, options.micro_batches) != ("auto", "auto"):
+        return True
+    try:
+        whole = searched(profile, devices, options)
+    except InfeasiblePlanError:
+        return True
+    # The host launches as many kernels for a part as for the whole, and each part comes after the one before.
+    return options.policy == "auto" and whole.step_time > 2 * launch_seconds(profile, devices)
 
 
 def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options) -> Plan:
@@ -76,19 +93,7 @@ def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device]
     """
     excess = [0] * len(devices)
     for _ in range(ATTEMPTS):
-        plan = search(
-            profile,
-            list(devices),
-            policy=options.policy,
-            micro_batches=options.micro_batches,
-            schedule=options.schedule,
-            max_memory=options.max_memory,
-            reserve=options.reserve,
-            pin=options.pin,
-            recompute=options.recompute,
-            offload=options.offload,
-            excess=excess,
-        )
+        plan = searched(profile, devices, options, excess)
         found = forecast(profiler, plan)
         peaks = [device.peak for device in found]
         if all(peak <= budget for peak, budget in zip(peaks, plan.budgets, strict=True)):
@@ -97,6 +102,35 @@ def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device]
             max(before, peak - replayed) for before, peak, replayed in zip(excess, peaks, plan.peaks, strict=True)
         ]
     raise _never_fits(plan, peaks)
+
+
+def searched(
+    profile: Profile, devices: Sequence[Device], options: Options, excess: Sequence[int] | None = None
+) -> Plan:
+    """The best plan by the replay of the profile, not traced with its placement installed yet.
+
+    Args:
+        profile: what the blocks cost.
+        devices: what there is.
+        options: how to plan.
+        excess: bytes by which each device is known to stand above the replay.
+
+    Raises:
+        InfeasiblePlanError: if no plan fits.
+    """
+    return search(
+        profile,
+        list(devices),
+        policy=options.policy,
+        micro_batches=options.micro_batches,
+        schedule=options.schedule,
+        max_memory=options.max_memory,
+        reserve=options.reserve,
+        pin=options.pin,
+        recompute=options.recompute,
+        offload=options.offload,
+        excess=excess,
+    )
 
 
 def forecast(profiler: Profiler, plan: Plan) -> list[Forecast]:

@@ -43,6 +43,12 @@ class Options:
         _ = self.batches_to_scan
 
     @property
+    def may_split(self) -> bool:
+        """Whether a batch may be split into micro-batches."""
+        schedules = EXECUTABLE if self.schedule == "auto" else (self.schedule,)
+        return self.micro_batches != 1 and schedules != ("naive",)
+
+    @property
     def batches_to_scan(self) -> int:
         """How many training batches to look at for the largest: 1, unless `worst_batch="scan:N"`."""
         if not isinstance(self.worst_batch, str):
