@@ -10,6 +10,7 @@ import psutil
 from torch import nn
 
 from autobalance.blocks import Blocks
+from autobalance.execution.running import Running
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.asked import Refusal
 from autobalance.profiling.cautions import cautions
@@ -80,7 +81,13 @@ class Profiler:
         return replace(profile, signature=BETWEEN_BATCHES.join(signature_of(batch.data) for batch in self.batches))
 
     def forecast(
-        self, names: Sequence[str], assignment: Sequence[int], loose: Mapping[str, int], root: int, devices: int
+        self,
+        names: Sequence[str],
+        assignment: Sequence[int],
+        loose: Mapping[str, int],
+        root: int,
+        devices: int,
+        running: Running | None = None,
     ) -> list[Forecast]:
         """Trace once more with a placement installed.
 
@@ -90,11 +97,13 @@ class Profiler:
             loose: device index by the name of a tensor outside every block.
             root: device index of batch and loss.
             devices: how many there are.
+            running: in how many micro-batches, and how blocks save memory; None: whole batches, all is kept.
 
         Returns:
             One forecast per device.
         """
-        blocks, placement = self.blocks.ordered(names), Placement(assignment, loose, root, devices)
+        blocks = self.blocks.ordered(names)
+        placement = Placement(assignment, loose, root, devices, running or Running())
         traced = self._trace(lambda kind: trace_placed(self._subject(blocks, kind), placement))
         return forecasts(traced, devices)
 

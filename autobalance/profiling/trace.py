@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
+from autobalance.execution.running import Running
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
@@ -118,6 +119,7 @@ def trace_placed(subject: Subject, placement: Placement) -> Traced:
             locator=DeviceLocator(world.devices) if apart else VirtualLocator(traced.tracer, world),
             root_device=world.devices[placement.root if apart else 0],
             spot_of=lambda tensor: _spot(homes.get(id(tensor), placement.root), apart),
+            running=placement.running,
         )
         with world.charging(None if apart else placement.root):
             _run(subject, layout, world, traced)
@@ -137,12 +139,14 @@ class Placement:
         loose: device index by the qualified name of a tensor outside every block; others are on the root device.
         root: device index of batch and loss.
         devices: how many there are.
+        running: in how many micro-batches, and how blocks save memory.
     """
 
     assignment: Sequence[int]
     loose: Mapping[str, int]
     root: int
     devices: int
+    running: Running = field(default_factory=Running)
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class _Layout:
     locator: Locator
     root_device: torch.device
     spot_of: Callable[[Tensor], tuple[int, int]]
+    running: Running = field(default_factory=Running)
 
 
 def _homes(subject: Subject, of_block: Sequence[int], of_loose: Mapping[str, int]) -> dict[int, int]:
@@ -188,10 +193,13 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         methods = declared() if callable(declared) else None
         if subject.opaque is not None and subject.kind == "fake":
             subject.opaque.install(subject.blocks, twin_blocks, methods or {}, world, traced)
-        installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit)
+        pipeline = layout.running.pipeline()
+        installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit, pipeline)
         watch_calls(twin_blocks, traced, subject.progress)
         watch_gradients(twin, traced)
         optimizers = trial.prepare(twin, layout.root_device)
+        if pipeline is not None:
+            trial.split(pipeline, layout.running)
         if subject.opaque is not None and subject.kind == "fake":
             subject.opaque.optimizers.install(optimizers)
         traced.optimizers = tuple(type(optimizer).__name__ for optimizer in optimizers)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from autobalance import compat
+from autobalance.execution.pipeline import Pipeline
+from autobalance.execution.running import Running
 from autobalance.profiling.asked import check_callables, checked_loss, made_optimizer
 from autobalance.profiling.nested import tensors_in
 
@@ -60,6 +62,14 @@ class Trial(Protocol):
 
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
         """Make `twin` ready to run with `device` as its root device, and build its optimizers."""
+
+    def split(self, pipeline: Pipeline, running: Running) -> None:
+        """From now on run batches in micro-batches.
+
+        Args:
+            pipeline: runs them; the doors of the copy's blocks tell it of their calls.
+            running: into how many parts.
+        """
 
     def run(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
         """Run what the real run does with `batch`, telling `mark` where each phase begins."""
@@ -126,6 +136,17 @@ class PlainTrial:
             trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
             self._optimizers = [made_optimizer(self._make_optimizer, trained)]
         return self._optimizers
+
+    def split(self, pipeline: Pipeline, running: Running) -> None:
+        """Refuse: where the loss of a plain module is made, and its backward begins, is not known here.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"schedule={running.schedule!r} with {running.micro_batches} micro-batches runs under Lightning's Trainer "
+            f"only; a plain module runs whole batches."
+        )
 
     def run(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
         """Two training steps, since optimizer state exists only from the second on; or two forwards.

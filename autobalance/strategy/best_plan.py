@@ -13,6 +13,7 @@ from autobalance.blocks import find_blocks
 from autobalance.devices.detect import detect_devices
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
+from autobalance.execution.running import running_of
 from autobalance.kernels.present import present_gpu
 from autobalance.kernels.target import find_target
 from autobalance.partitioning.plan import Plan
@@ -140,7 +141,9 @@ def forecast(profiler: Profiler, plan: Plan) -> list[Forecast]:
         profiler: traces placements.
         plan: the plan.
     """
-    return profiler.forecast(plan.block_names, plan.assignment, plan.loose_map, plan.root, len(plan.devices))
+    return profiler.forecast(
+        plan.block_names, plan.assignment, plan.loose_map, plan.root, len(plan.devices), running_of(plan)
+    )
 
 
 def planned_devices(devices: Sequence[torch.device]) -> list[Device]:
