@@ -417,3 +417,13 @@ def test_autograd_numbers_its_nodes_in_the_order_of_their_making() -> None:
     z = y.exp()
     assert [compat.number_of(node.grad_fn) for node in (y, z)] == [first, first + 1]
     assert compat.next_number() == first + 2
+
+
+def test_normalisations_over_samples_are_told_from_those_within_one() -> None:
+    over_samples = [nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), nn.LazyBatchNorm1d()]
+    within_one = [nn.InstanceNorm1d(2), nn.InstanceNorm2d(2), nn.InstanceNorm3d(2)]
+    neither = [nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.Linear(2, 2)]
+    assert [compat.is_batch_norm(module) for module in over_samples + within_one + neither] == [True] * 5 + [False] * 6
+    assert [compat.is_instance_norm(module) for module in within_one + over_samples + neither] == [True] * 3 + [
+        False
+    ] * 8

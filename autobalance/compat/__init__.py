@@ -9,6 +9,7 @@ from autobalance.compat.backend import NEWEST_TESTED_TORCH as NEWEST_TESTED_TORC
 from autobalance.compat.backend import PRIVATE_BACKEND_KEYS as PRIVATE_BACKEND_KEYS
 from autobalance.compat.backend import flops_of as flops_of
 from autobalance.compat.backend import foreach_on_fakes as foreach_on_fakes
+from autobalance.compat.backend import make_stream as make_stream
 from autobalance.compat.backend import private_backend_name as private_backend_name
 from autobalance.compat.backend import register_python_backend as register_python_backend
 from autobalance.compat.backend import support_foreach as support_foreach
@@ -44,6 +45,7 @@ from autobalance.compat.modes import dispatching_to_python as dispatching_to_pyt
 from autobalance.compat.modes import excluded_autocast as excluded_autocast
 from autobalance.compat.modes import function_modes as function_modes
 from autobalance.compat.modes import in_backward as in_backward
+from autobalance.compat.modes import in_functional_transform as in_functional_transform
 from autobalance.compat.modes import insert_function_mode as insert_function_mode
 from autobalance.compat.modes import is_node_of as is_node_of
 from autobalance.compat.modes import modes_disabled as modes_disabled
@@ -55,6 +57,11 @@ from autobalance.compat.modes import remove_function_mode as remove_function_mod
 from autobalance.compat.modes import saved_tensor_hooks_are_active as saved_tensor_hooks_are_active
 from autobalance.compat.modes import single_threaded_backward as single_threaded_backward
 from autobalance.compat.modes import unseen_by_transformers as unseen_by_transformers
+from autobalance.compat.norms import is_batch_norm as is_batch_norm
+from autobalance.compat.norms import is_instance_norm as is_instance_norm
+from autobalance.compat.steps import call_around_closures as call_around_closures
+from autobalance.compat.steps import forget_unscaling as forget_unscaling
+from autobalance.compat.steps import logged_values as logged_values
 from autobalance.compat.tensors import assign_plain_data as assign_plain_data
 from autobalance.compat.tensors import constant_of as constant_of
 from autobalance.compat.tensors import gradient_setter as gradient_setter
