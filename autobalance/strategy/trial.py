@@ -179,12 +179,12 @@ class LightningTrial:
         if self._training_batch is not None:
             twin.on_validation_model_zero_grad()
         self._logged.begin(name, batch.loader)
-        mark(f"{batch.name}: {name}")
         plugin = self._stand_in.precision_plugin
         context = plugin.predict_step_context if batch.kind == "predict" else plugin.val_step_context
         try:
             twin.eval()
             for _ in range(2):  # the second batch is beside what the first has logged
+                mark(f"{batch.name}: {name}")
                 moved = self._transferred(twin, batch)
                 with _no_gradients(self._trainer), context(), glue():
                     step(*_arguments(step, moved, batch.loader))

@@ -9,6 +9,8 @@ import numpy as np
 
 from autobalance.profiling.timeline import ROOT, Timeline, Whole
 
+_EVALUATES = (": validation_step", ": test_step", ": predict_step")
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -40,7 +42,7 @@ def passes_of(timeline: Timeline, training: bool) -> tuple[Pass, ...]:
         ValueError: there are none, or one has no backward, or has one that should not.
     """
     ends = [*(position for _, position in timeline.marks[1:]), len(timeline.events)]
-    kinds = [name.split()[-1] if name.startswith("step ") else "" for name, _ in timeline.marks]
+    kinds = [_kind(name, training) for name, _ in timeline.marks]
     found = []
     for number, (kind, (_, start)) in enumerate(zip(kinds, timeline.marks, strict=True)):
         if kind != "forward":
@@ -61,6 +63,13 @@ def passes_of(timeline: Timeline, training: bool) -> tuple[Pass, ...]:
         asked, has = ("backwards", "no backward") if training else ("forwards alone", "backwards")
         raise ValueError(f"the launch order has {asked}, but a forward of the timeline has {has}; marks: {known}")
     return tuple(found)
+
+
+def _kind(mark: str, training: bool) -> str:
+    """`"forward"`, `"backward"` or another word; beside training, batches that are evaluated are taken whole."""
+    if not training and mark.endswith(_EVALUATES):
+        return "forward"
+    return mark.split()[-1] if mark.startswith("step ") else ""
 
 
 def _without_next_batch(timeline: Timeline, back: int, stop: int) -> int:
