@@ -21,12 +21,13 @@ class Running:
 
     Attributes:
         schedule: one of `autobalance.schedules.launches.SCHEDULES`.
-        micro_batches: parts that a batch is split into.
+        micro_batches: parts that a batch is split into, or batches of one step.
         stage_of: stage of every block, in call order.
         devices: device index of every stage.
         saving: for each block `"keep"`, `"recompute"` or `"offload"`; empty where all keep.
         streamed: blocks whose weights are in host memory.
         host_optimizer: devices whose optimizer state is in host memory.
+        accumulated: whether micro-batches are whole batches, of which a step adds up the gradients.
     """
 
     schedule: str = "naive"
@@ -36,6 +37,7 @@ class Running:
     saving: tuple[str, ...] = ()
     streamed: tuple[int, ...] = ()
     host_optimizer: tuple[int, ...] = ()
+    accumulated: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -73,4 +75,5 @@ def running_of(plan: Plan) -> Running:
         plan.saving,
         plan.streamed,
         plan.host_optimizer,
+        plan.accumulated,
     )

@@ -41,7 +41,7 @@ def largest_batch(
         micro_batches: parts that the batch is run in. It is not chosen here, for with enough of them, one after the
             other, nearly any batch fits.
         schedule: as for `plan`.
-        **options: of `plan`: policy, max_memory, reserve, pin, recompute, offload, excess.
+        **options: of `plan`: policy, max_memory, reserve, pin, recompute, offload, excess, accumulated.
 
     Returns:
         Samples; 0 where not even one fits, or `micro_batches` of them.
@@ -71,7 +71,8 @@ def largest_batch(
             return False
         return True
 
-    return last_that_fits(fits, least=micro_batches, start=max(profile.batch_size, micro_batches))
+    least = 1 if options.get("accumulated") else micro_batches
+    return last_that_fits(fits, least=least, start=max(profile.batch_size, least))
 
 
 def largest_batch_of(plan: Plan) -> int:

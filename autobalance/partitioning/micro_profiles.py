@@ -7,8 +7,8 @@ from dataclasses import replace
 from autobalance.profiling.profile import Profile
 
 
-def micro_profile(profile: Profile, micro_batches: int) -> Profile:
-    """The profile of the largest of several parts of a batch.
+def micro_profile(profile: Profile, micro_batches: int, *, accumulated: bool = False) -> Profile:
+    """The profile of the largest of several parts of a batch, or of one of several batches.
 
     Example:
         >>> micro_profile(profile, 3).batch_size, profile.batch_size
@@ -16,13 +16,16 @@ def micro_profile(profile: Profile, micro_batches: int) -> Profile:
 
     Args:
         profile: of the whole batch.
-        micro_batches: how many parts there are.
+        micro_batches: how many there are.
+        accumulated: whether each is a whole batch, and a step adds up their gradients.
 
     Raises:
         ValueError: the profile does not know how bytes depend on the batch.
     """
     if micro_batches == 1:
         return profile
+    if accumulated:
+        return _with_casts_apart(profile)
     if not profile.batch_size:
         raise ValueError(
             f"micro_batches={micro_batches} needs to know how many samples the batch has and what each takes: make the "

@@ -52,6 +52,8 @@ class Plan:
         advice: what would make it better.
         micro_batches: parts that a batch is split into.
         schedule: order in which they run: `"naive"`, `"gpipe"`, `"1f1b"` or `"looped"`.
+        accumulated: True where micro-batches are whole batches, whose gradients one step adds up (Lightning's
+            `accumulate_grad_batches`), not parts of one.
         batch: the batch that the plan covers, in words.
         notes: what a reader should know.
         fingerprint: of the profile it was made from.
@@ -79,6 +81,7 @@ class Plan:
     advice: tuple[str, ...] = ()
     micro_batches: int = 1
     schedule: str = "naive"
+    accumulated: bool = False
     batch: str = ""
     notes: tuple[str, ...] = ()
     fingerprint: str = ""

@@ -36,6 +36,7 @@ class Question:
         offload: whether host memory may be used.
         host_memory: bytes of it.
         solver: whether a solver may be asked to prove how stages save memory.
+        accumulated: whether micro-batches are whole batches, of which a step adds up the gradients.
     """
 
     profile: Profile
@@ -50,6 +51,7 @@ class Question:
     offload: bool = False
     host_memory: int = 0
     solver: bool = True
+    accumulated: bool = False
 
     @property
     def allowed(self) -> Allowed | None:
@@ -111,6 +113,7 @@ class Question:
             "recompute": "auto" if self.recompute is None else self.recompute,
             "offload": self.offload,
             "excess": self.excess,
+            "accumulated": self.accumulated,
         }
 
     @property
@@ -164,7 +167,7 @@ def counts_in(micro_batches: int | str | Sequence[int], schedules: Sequence[str]
     Args:
         micro_batches: as for `plan`.
         schedules: that may be chosen.
-        batch_size: samples; 0: not known.
+        batch_size: samples that are split; 0: not known, or micro-batches are whole batches.
 
     Raises:
         ValueError: a number that no batch can be split into, or more than one for a schedule that takes batches whole.

@@ -40,6 +40,7 @@ def plan(
     offload: bool = False,
     cache: bool = True,
     excess: Sequence[int] | None = None,
+    accumulated: bool = False,
 ) -> Plan:
     """The best split of a model over devices.
 
@@ -78,6 +79,8 @@ def plan(
         cache: remember the plan in this process and give it again for the same question.
         excess: bytes by which each device is known to stand above the replay (an earlier plan's installed trace less
             its peaks); budgets then hold with them on top. Negative ones count as 0.
+        accumulated: whether micro-batches are whole batches, of which one step adds up the gradients, in place of parts
+            of one: `micro_batches` then says how many, and the step time is that of all of them.
 
     Returns:
         The plan; its peaks are those of the replay in launch order. `optimal` is True where every plan of this kind was
@@ -93,6 +96,8 @@ def plan(
     if excess is not None and len(excess) != len(targets):
         raise ValueError(f"excess has {len(excess)} entries for {len(targets)} devices")
     schedules = schedules_in(schedule)
+    if accumulated and micro_batches == "auto":
+        raise ValueError("accumulated=True needs to know how many batches a step adds up: say micro_batches=")
     may_offload = _may("offload", offload)
     question = Question(
         profile,
@@ -102,10 +107,11 @@ def plan(
         tuple(sorted(resolve_pins(profile, pin, len(targets)).items())),
         tuple(map(_excess, excess)) if excess is not None else (0,) * len(targets),
         schedules,
-        counts_in(micro_batches, schedules, profile.batch_size),
+        counts_in(micro_batches, schedules, 0 if accumulated else profile.batch_size),
         _may("recompute", recompute),
         bool(may_offload),
         host_budget(max_memory) if may_offload else 0,
+        accumulated=accumulated,
     )
     return (_search if cache else _search.__wrapped__)(question)
 
@@ -198,6 +204,7 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
         advice=advice,
         micro_batches=problem.micro_batches,
         schedule=problem.schedule,
+        accumulated=question.accumulated,
         batch=question.profile.batch,
         notes=notes,
         fingerprint=question.profile.fingerprint,

@@ -54,7 +54,7 @@ def step_of(plan: Plan, profile: Profile) -> tuple[Timeline, Whole]:
         plan: the plan.
         profile: that it was made from, of the whole batch.
     """
-    part = micro_profile(profile, plan.micro_batches)
+    part = micro_profile(profile, plan.micro_batches, accumulated=plan.accumulated)
     visits = visits_of(plan)
     places = [stage.device for stage in visits]
     away = [block for block, device in enumerate(plan.assignment) if device in plan.host_optimizer]

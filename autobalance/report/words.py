@@ -59,7 +59,7 @@ def samples_of_micro_batch(plan: Plan) -> int:
         4
     """
     batch = plan.profile.batch_size if plan.profile is not None else 0
-    return -(-batch // plan.micro_batches)
+    return batch if plan.accumulated else -(-batch // plan.micro_batches)
 
 
 def schedule_line(plan: Plan) -> str:
@@ -70,7 +70,9 @@ def schedule_line(plan: Plan) -> str:
         'predicted step 1.40 s: 1f1b, 8 micro-batches of 4 samples, bubble 27%'
     """
     parts = [plan.schedule]
-    if plan.micro_batches > 1:
+    if plan.accumulated and plan.micro_batches > 1:
+        parts.append(f"the {plan.micro_batches} batches that a step accumulates as micro-batches")
+    elif plan.micro_batches > 1:
         samples = samples_of_micro_batch(plan)
         even = samples and samples * plan.micro_batches == (plan.profile.batch_size if plan.profile else 0)
         size = f" of {'' if even else 'at most '}{samples} sample{'s' * (samples > 1)}" if samples else ""

@@ -15,6 +15,7 @@ from torch import nn
 import autobalance
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
+from autobalance.execution.running import Running
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Forecast
 from autobalance.strategy import planning
@@ -33,7 +34,13 @@ class Trials:
         self.tried: list[tuple[int, ...]] = []
 
     def forecast(
-        self, names: Sequence[str], assignment: Sequence[int], loose: Mapping[str, int], root: int, devices: int
+        self,
+        names: Sequence[str],
+        assignment: Sequence[int],
+        loose: Mapping[str, int],
+        root: int,
+        devices: int,
+        running: Running,
     ) -> list[Forecast]:
         self.tried.append(tuple(assignment))
         peaks = [0] * devices
