@@ -50,6 +50,40 @@ class SelfBalance:
         """
         return {}
 
+    def split_batch(self, batch: Any, n: int) -> Sequence[Any] | None:
+        """The batch in parts, where tensors cannot be split along one dimension: graphs, packed tokens.
+
+        Example:
+            def split_batch(self, batch, n):
+                graphs = batch.to_data_list()
+                return [Batch.from_data_list(graphs[i::n]) for i in range(min(n, len(graphs)))]
+
+        Args:
+            batch: what a step is given, on its device.
+            n: how many parts are wanted; fewer may be given.
+
+        Returns:
+            Parts, each like a batch, every sample in one of them. `None`, unless overridden: tensors, and lists with
+            one item for each sample, are split along the dimension of the samples.
+        """
+        return None
+
+    def loss_weight(self, batch: Any) -> Any:
+        """By how much the loss of a part of a batch counts, where that is not its number of samples.
+
+        Example:
+            def loss_weight(self, batch):
+                return (batch["labels"] != -100).sum()  # the loss is a mean over these tokens
+
+        Args:
+            batch: a part of a batch.
+
+        Returns:
+            A number, or a tensor without dimensions, in any unit: the parts' weights are divided by their sum. `None`,
+            unless overridden: the number of samples.
+        """
+        return None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for base in cls.__mro__:

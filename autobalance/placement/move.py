@@ -57,6 +57,10 @@ class Mover:
         self._holders = self._find_holders(value)
         return self._moved(value)
 
+    def to_send(self, value: Any) -> list[Tensor]:
+        """The tensors in `value`, however deep, that have to move."""
+        return self._find_elsewhere(value)[0]
+
     def changed_in_place(self) -> list[tuple[Tensor, Tensor]]:
         """Pairs (source, copy) of the copies that were changed in place since they were handed over."""
         return [(sent.source, sent.copy) for sent in self._sent if version(sent.copy) != sent.version]
@@ -80,18 +84,34 @@ class Mover:
         originals = {id(rebuilt.stand_in): rebuilt.original for rebuilt in self._rebuilt}
         return _put_originals(output, originals, set()) if originals else output
 
+    def _is_whole(self, value: Any) -> bool:
+        """Whether a value is moved or left as one, so that nothing in it is looked at."""
+        return isinstance(value, Tensor)
+
     def _find_holders(self, root: Any) -> set[int]:
-        """Ids of the tensors that have to move and of all that holds one, however deep, in circles too."""
+        """Ids of what has to move and of all that holds some of it, however deep, in circles too."""
+        elsewhere, inside = self._find_elsewhere(root)
+        found = list(map(id, elsewhere))
+        holders: set[int] = set()
+        while found:
+            holder = found.pop()
+            if holder not in holders:
+                holders.add(holder)
+                found += inside.get(holder, ())
+        return holders
+
+    def _find_elsewhere(self, root: Any) -> tuple[list[Any], dict[int, list[int]]]:
+        """What has to move, and the ids of what holds each value, by its id."""
         if is_atom(root):
-            return set()
+            return [], {}
         inside: dict[int, list[int]] = {}
         seen = {id(root): root}
         unread, found = [root], []
         while unread:
             value = unread.pop()
-            if isinstance(value, Tensor):
+            if self._is_whole(value):
                 if self._locator.place_of(value) not in (None, self._place):
-                    found.append(id(value))
+                    found.append(value)
                 continue
             for part in parts(value):
                 if is_atom(part):
@@ -100,13 +120,7 @@ class Mover:
                 if id(part) not in seen:
                     seen[id(part)] = part
                     unread.append(part)
-        holders: set[int] = set()
-        while found:
-            holder = found.pop()
-            if holder not in holders:
-                holders.add(holder)
-                found += inside.get(holder, ())
-        return holders
+        return found, inside
 
     def _moved(self, value: Any) -> Any:
         if id(value) not in self._holders or is_atom(value):
