@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
+from autobalance.execution.running import running_of
+from autobalance.execution.savings import install_savings
 from autobalance.partitioning.agreement import refuse_other_devices, refuse_other_weights
 from autobalance.partitioning.executable import refuse_to_run
 from autobalance.partitioning.plan import Plan
@@ -56,11 +58,11 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
     declared = getattr(model, "forward_methods", None)
     methods = dict(declared() or {}) if callable(declared) else {}
     of_model = () if "" in blocks.names else methods.pop("", ())
-    installed = install(
-        model, blocks, places, DeviceLocator(targets), methods, exit=(len(blocks) - 1, targets[plan.root])
-    )
+    locator = DeviceLocator(targets)
+    savings = install_savings(model, blocks, running_of(plan), places, places, locator, methods)
+    installed = install(model, blocks, places, locator, methods, exit=(len(blocks) - 1, targets[plan.root]))
     place(model, blocks, places, loose, root_device)
-    model.__dict__[_DISPATCHED] = _Dispatched(installed, _EntryLocator(targets), root_device)
+    model.__dict__[_DISPATCHED] = _Dispatched(installed, savings, _EntryLocator(targets), root_device)
     model.__dict__[_DISPATCHED].hook(model, ("forward", *of_model))
     return model
 
@@ -78,8 +80,11 @@ class _EntryLocator(DeviceLocator):
 class _Dispatched:
     """What a dispatched model keeps: its hooks, and where its inputs go."""
 
-    def __init__(self, installed: Installed, locator: DeviceLocator, device: torch.device) -> None:
+    def __init__(
+        self, installed: Installed, savings: list[Remove], locator: DeviceLocator, device: torch.device
+    ) -> None:
         self.installed = installed
+        self._savings = savings
         self._locator = locator
         self._device = device
         self._removes: list[Remove] = []
@@ -90,9 +95,11 @@ class _Dispatched:
 
     def remove(self) -> None:
         """Take all hooks off."""
-        self.installed.remove()
         while self._removes:
             self._removes.pop()()
+        self.installed.remove()
+        while self._savings:
+            self._savings.pop()()
 
     def call(self, model: nn.Module, name: str, inner: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
         """Run one method of the model."""

@@ -74,7 +74,7 @@ def install(
     Raises:
         ValueError: if `methods` names something that is no block, or has no such method; nothing is hooked then.
     """
-    called = _modules_with_methods(root, blocks, methods or {})
+    called = methods_by_module(root, blocks, methods or {})
     removes: list[Remove] = []
     for index, (name, modules, place) in enumerate(zip(blocks.names, blocks.modules, places, strict=True)):
         way_out = exit[1] if exit is not None and exit[0] == index else None
@@ -86,9 +86,7 @@ def install(
     return Installed(root, locator, removes)
 
 
-def _modules_with_methods(
-    root: nn.Module, blocks: Blocks, methods: Mapping[str, Sequence[str]]
-) -> dict[int, list[str]]:
+def methods_by_module(root: nn.Module, blocks: Blocks, methods: Mapping[str, Sequence[str]]) -> dict[int, list[str]]:
     """Names of the methods to hook by the id of the module that has them."""
     names = {id(module): name for name, module in root.named_modules()}
     owners: dict[str, list[nn.Module]] = {

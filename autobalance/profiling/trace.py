@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autobalance import compat
 from autobalance.blocks import Blocks
 from autobalance.execution.running import Running
+from autobalance.execution.savings import install_savings
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place
@@ -194,6 +195,8 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         if subject.opaque is not None and subject.kind == "fake":
             subject.opaque.install(subject.blocks, twin_blocks, methods or {}, world, traced)
         pipeline = layout.running.pipeline()
+        at = [place if isinstance(place, torch.device) else layout.root_device for place in layout.places]
+        install_savings(twin, twin_blocks, layout.running, layout.places, at, layout.locator, methods)
         installed = install(twin, twin_blocks, layout.places, layout.locator, methods, layout.exit, pipeline)
         watch_calls(twin_blocks, traced, subject.progress)
         watch_gradients(twin, traced)

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from autobalance.blocks import find_blocks
+from autobalance.execution.running import running_of
+from autobalance.execution.savings import install_savings
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
@@ -40,6 +42,7 @@ class Placed:
     elements: int | None
     _installed: Installed | None = None
     _undo: Remove | None = None
+    _savings: list[Remove] = field(default_factory=list)
     _buffers: list[tuple[nn.Module, str, torch.device]] = field(default_factory=list)
     _has_warned: bool = False
     _trainable: frozenset[str] | None = None
@@ -72,7 +75,9 @@ class Placed:
         methods = getattr(module, "forward_methods", None)
         declared = methods() if callable(methods) else None
         exit = len(blocks) - 1, devices[plan.root]
-        self._installed = install(module, blocks, places, DeviceLocator(devices), declared, exit)
+        locator = DeviceLocator(devices)
+        self._savings = install_savings(module, blocks, running_of(plan), places, places, locator, declared)
+        self._installed = install(module, blocks, places, locator, declared, exit)
         if module not in (part for modules in blocks.modules for part in modules):
             self._undo = replace_method(module, "forward", partial(_with_glue, self._installed))
         self._buffers = [
@@ -91,6 +96,8 @@ class Placed:
             self._undo()
         if self._installed is not None:
             self._installed.remove()
+        while self._savings:
+            self._savings.pop()()
         self._installed, self._undo, self._buffers = None, None, []
 
     def send_buffers_home(self) -> None:
