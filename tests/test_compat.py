@@ -35,6 +35,16 @@ def test_python_backend_is_registered(device: str) -> None:
         assert torch.accelerator.device_count() == 1
 
 
+def test_stream_of_the_free_device_type_can_be_made(device: str) -> None:
+    class Stream(torch.Stream):
+        pass
+
+    stream = compat.make_stream(Stream, 1, 7)
+    assert isinstance(stream, Stream)
+    assert (stream.device, stream.device_index, stream.stream_id) == (torch.device(device), 1, 7)
+    torch.ones(1, device=device).record_stream(stream)
+
+
 def test_wrapper_reports_what_it_was_made_like_and_can_be_reshaped(device: str) -> None:
     like = torch.zeros(4, 3).t()[1:]
     wrapper = compat.make_wrapper(SimulatedTensor, like, torch.device(device), False)

@@ -107,3 +107,15 @@ def support_foreach(cls: Any) -> None:
 def _foreach_types() -> tuple[list[Any], ...]:
     """Classes of tensors that optimizers, and gradient clipping, work on by lists."""
     return optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
+
+
+def make_stream(cls: type[Any], index: int, number: int) -> Any:
+    """A stream of class `cls`, which derives from `torch.Stream`, on a device of torch's one free type.
+
+    Args:
+        cls: of the stream.
+        index: of the device.
+        number: of the stream.
+    """
+    private = torch._C._autograd.DeviceType.PrivateUse1
+    return torch.Stream.__new__(cls, stream_id=number, device_index=index, device_type=private.value)

@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 from autobalance.devices.device import Device
 
+LATENCY = 5e-6
+"""Seconds before the first byte of a copy arrives: 4 to 6 microseconds over PCI Express 5.0 as the benchmark `p2pmark`
+(https://github.com/lukealonso/p2pmark) publishes them."""
+
 
 def link_between(a: Device, b: Device) -> float:
     """Bytes per second from one device to another, one way: what the slower of the two can do.

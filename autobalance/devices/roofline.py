@@ -93,7 +93,22 @@ def seconds(work: Iterable[Work], rates: Rates) -> float:
     on_device = on_host = 0.0
     plain = rates.flops.get("float32", 1.0)
     for part in work:
-        arithmetic = part.flops / (rates.flops.get(part.arithmetic, plain) * rates.efficiency)
-        on_device += max(arithmetic, part.traffic / rates.bandwidth)
+        rate = rates.flops.get(part.arithmetic, plain) * rates.efficiency
+        on_device += kernel_seconds(part, rate, rates.bandwidth)
         on_host += part.launches * rates.launch_time
     return max(on_device, on_host)
+
+
+def kernel_seconds(work: Work, rate: float, bandwidth: float) -> float:
+    """Time of one kernel, once it runs.
+
+    Example:
+        >>> kernel_seconds(Work("float32", flops=100, traffic=10), rate=10.0, bandwidth=10.0)
+        10.0
+
+    Args:
+        work: of the kernel.
+        rate: operations per second in its kind of arithmetic.
+        bandwidth: bytes per second of the device's memory.
+    """
+    return max(work.flops / rate, work.traffic / bandwidth)

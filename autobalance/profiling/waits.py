@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from autobalance.simulated.operation import host_waits
+
 _OWN = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _INSTALLED = sysconfig.get_paths()["purelib"]
-_INDEX = torch.ops.aten.index.Tensor
-_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Waits:
@@ -37,7 +37,7 @@ class Waits:
 
     def saw(self, func: Any, args: Any) -> None:
         """Take note of an operation on a device, if the host has to wait for its result."""
-        if not _TAGS.isdisjoint(func.tags) and (func is not _INDEX or _has_mask(args[1])):
+        if host_waits(func, args):
             line = _line_of_the_user()
             if line:
                 self.lines[line] += 1
@@ -58,10 +58,6 @@ class Waits:
             f"the host waits for the device inside the step, at {named}: `.item()`, a print, an `if` on a tensor or a "
             f"boolean mask there keeps devices from working ahead"
         )
-
-
-def _has_mask(indices: Any) -> bool:
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _line_of_the_user() -> str:

@@ -7,11 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from autobalance import compat
 from autobalance.devices.roofline import Work
+from autobalance.simulated.work import work_of
 
 Phase = Literal["forward", "backward", "optimizer"]
 
@@ -37,12 +35,11 @@ class WorkCounter:
 
     def __call__(self, func: Any, args: Any, kwargs: Any, result: Any, account: int | None) -> None:
         """Count one operation."""
-        if account is None or getattr(func, "is_view", False):
+        work = None if account is None else work_of(func, args, kwargs, result)
+        if account is None or work is None:
             return
         phase: Phase = "backward" if compat.in_backward() else "optimizer" if self.optimizing else "forward"
-        flops = compat.flops_of(func, args, kwargs, result)
-        traffic = _bytes(args) + _bytes(result)
-        self.add(phase, account, [Work(_arithmetic(func, args) if flops else "", flops, traffic, 1)])
+        self.add(phase, account, [work])
 
     def add(self, phase: Phase, account: int, work: Iterable[Work]) -> None:
         """Count work that somebody else has seen, such as that of a block which ran by itself."""
@@ -57,31 +54,3 @@ class WorkCounter:
         """What an account did in one phase, over all steps."""
         sums = self._sums.get((phase, account), {})
         return tuple(Work(arithmetic, *sums[arithmetic, intensity]) for arithmetic, intensity in sorted(sums))
-
-
-def _arithmetic(func: Any, args: Any) -> str:
-    """The kind of arithmetic of a matrix product or convolution; CUDA rounds float32 to tf32 where the user lets it."""
-    dtype = next((dtype for value in args if (dtype := _dtype(value)) is not None), torch.float32)
-    name = str(dtype).removeprefix("torch.")
-    if dtype is torch.float32:
-        convolution = "conv" in func.__name__
-        backends: Any = torch.backends  # torch declares no types for the settings of operators
-        setting = backends.cudnn.conv if convolution else backends.cuda.matmul
-        return "tf32" if setting.fp32_precision == "tf32" else name
-    return name
-
-
-def _dtype(value: Any) -> torch.dtype | None:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.dtype
-    if isinstance(value, (list, tuple)):
-        return next((dtype for item in value if (dtype := _dtype(item)) is not None), None)
-    return None
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, (list, tuple)):
-        return sum(map(_bytes, value))
-    return 0

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autobalance import compat
-from autobalance.simulated import ledger, pending
+from autobalance.simulated import clock, ledger, pending
 
 NAME = "simulated"
 MAX_DEVICES = 127
@@ -140,8 +140,11 @@ def use_device(where: Any) -> Iterator[None]:
 
 
 def synchronize(where: Any = None) -> None:
-    """Nothing to wait for: every operation is done when it returns."""
-    index_of(where)
+    """Let the clock's host wait for a device; in truth every operation is done when it returns."""
+    index = index_of(where)
+    hands = clock.running()
+    if hands is not None:
+        hands.hold_host_for(index)
 
 
 def empty_cache() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from autobalance.simulated import backend, installation, ledger
+from autobalance.devices.device import Device
+from autobalance.simulated import backend, clock, installation, ledger
 
 ENVIRONMENT_VARIABLE = "AUTOBALANCE_SIMULATE"
 
@@ -14,12 +16,17 @@ ENVIRONMENT_VARIABLE = "AUTOBALANCE_SIMULATE"
 class Simulation:
     """Devices as `simulate` configured them; leaving it as a context manager brings the earlier ones back.
 
+    A clock that was started inside (`torch.simulated.reset_clock`) is stopped then.
+
     Attributes:
+        devices: what each can hold, and how fast it is by the clock.
         capacities: bytes of each device; None where there is no limit.
     """
 
-    def __init__(self, capacities: Sequence[int | None]) -> None:
-        self.capacities = tuple(capacities)
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = tuple(devices)
+        self.capacities = tuple(device.capacity if device.capacity < sys.maxsize else None for device in devices)
+        self._clock_before = clock.configure(self.devices)
         self._count_before = backend.device_count()
         backend.set_count(len(self.capacities))
         self._ledger_before = ledger.devices.configure(
@@ -34,9 +41,10 @@ class Simulation:
     ) -> None:
         backend.set_count(self._count_before)
         ledger.devices.restore(self._ledger_before)
+        clock.restore(self._clock_before)
 
 
-def simulate(devices: str | int | Sequence[int]) -> Simulation:
+def simulate(devices: str | int | Sequence[int | str | Device]) -> Simulation:
     """Configure devices that are not there: `simulated:0`, `simulated:1`, ... that compute on the CPU.
 
     Takes effect at once; used in a `with` statement, the earlier configuration is back afterwards.
@@ -46,8 +54,10 @@ def simulate(devices: str | int | Sequence[int]) -> Simulation:
         ...     torch.ones(2, device="simulated:3")
 
     Args:
-        devices: words such as "4x96MiB" or "2x40GiB,2x16GiB", a list of bytes for each device, or a number of devices
-            without a memory limit.
+        devices: words such as "4x96MiB", "2x40GiB,2x16GiB" or "4xA100-80GB"; a list of bytes, sizes or GPUs in words,
+            or `Device`, for each device; or a number of devices without a memory limit. By the clock
+            (`torch.simulated.elapsed`) those that are no GPU and no `Device` are as fast as an A100 with 40 GB, with
+            the links of a common server.
 
     Returns:
         The configuration; a context manager.
@@ -56,11 +66,11 @@ def simulate(devices: str | int | Sequence[int]) -> Simulation:
         ValueError: the words cannot be read, or there are more than 127 devices or none.
         RuntimeError: CUDA is in use, or another backend has taken torch's one free device type.
     """
-    capacities = _capacities(devices)
-    if not 0 < len(capacities) <= backend.MAX_DEVICES:
-        raise ValueError(f"between 1 and {backend.MAX_DEVICES} devices can be simulated, not {len(capacities)}")
+    configured = _devices(devices)
+    if not 0 < len(configured) <= backend.MAX_DEVICES:
+        raise ValueError(f"between 1 and {backend.MAX_DEVICES} devices can be simulated, not {len(configured)}")
     installation.install()
-    return Simulation(capacities)
+    return Simulation(configured)
 
 
 def from_environment() -> Simulation | None:
@@ -78,13 +88,13 @@ def from_environment() -> Simulation | None:
         raise ValueError(f"the environment variable {ENVIRONMENT_VARIABLE} is {words!r}: {error}") from None
 
 
-def _capacities(devices: str | int | Sequence[int]) -> list[int | None]:
+def _devices(devices: str | int | Sequence[int | str | Device]) -> tuple[Device, ...]:
     if isinstance(devices, bool):
         raise TypeError(f"devices are words such as '4x96MiB', a list of bytes, or a number, not {devices!r}")
-    if isinstance(devices, int):
-        return [None] * devices
     if isinstance(devices, str) and devices.strip().isdigit():
-        return [None] * int(devices)
+        devices = int(devices)
+    if isinstance(devices, int):
+        return tuple(Device(f"device {index}", sys.maxsize) for index in range(devices))
     from autobalance.devices.words import parse_devices
 
-    return [device.capacity for device in parse_devices(devices)]
+    return parse_devices(devices)

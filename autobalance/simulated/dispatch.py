@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from autobalance import compat
-from autobalance.simulated import backend, elements, fakes, ledger, tensor
+from autobalance.simulated import backend, clock, elements, fakes, ledger, tensor
 from autobalance.simulated.operands import Operands
 from autobalance.simulated.operation import describe
 from autobalance.simulated.tensor import SimulatedTensor
+from autobalance.simulated.ticks import tick
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -154,6 +155,9 @@ class Call:
         if observer is not None:
             first = self.operands.first
             observer(self.func, self.args, self.kwargs, result, None if first is None else first.account)
+        hands = clock.running()
+        if hands is not None:
+            tick(hands, self, result)
         return result
 
     def translated(self, translate: Callable[[torch.Tensor], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -268,7 +272,7 @@ def _map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 def _item(func: Any, args: Any, kwargs: Any) -> Any:
     """The number in a tensor of one element."""
     (value,) = args
-    return func(elements.numbers(value.elements, value.known))
+    return func(elements.numbers(value))
 
 
 def _resize(func: Any, args: Any, kwargs: Any) -> Any:

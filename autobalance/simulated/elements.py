@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autobalance import compat
+from autobalance.simulated import clock
 
 if TYPE_CHECKING:
     from autobalance.simulated.tensor import SimulatedTensor
@@ -141,13 +142,18 @@ def forget(elements: torch.Tensor) -> None:
         cell.holds = False
 
 
-def numbers(elements: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
-    """Numbers on the CPU: those of `elements`, else the known ones, else a placeholder of ones that is noted.
+def numbers(tensor: SimulatedTensor) -> torch.Tensor:
+    """Numbers on the CPU: those of the elements, else the known ones, else a placeholder of ones that is noted.
 
     Raises:
         DataDependentOutputException: they are unknown integers or booleans, on which the shapes and the branches of
             the rest may depend.
     """
+    elements, known = tensor.elements, tensor.known
+    hands = clock.running()
+    if hands is not None and tensor.index is not None:
+        nbytes = elements.numel() * elements.itemsize
+        hands.copy_with_host(clock.current_stream(tensor.index), nbytes, to_host=True, host_waits=True)
     if on_read is not None:
         on_read()
     if not compat.is_fake(elements):

@@ -15,6 +15,7 @@ from autobalance.simulated import (
     recurrent,
     refusals,
     results,
+    streams,
     tensor,
 )
 
@@ -33,6 +34,7 @@ def install() -> None:
     autocast.register()
     pinning.register()
     loading.register()
+    streams.register()
     compat.single_threaded_backward(pending.raising)
     compat.support_foreach(tensor.SimulatedTensor)  # the default of optimizers, as on CUDA
     compat.set_data_hook(tensor.involves_simulated, tensor.assign_data)

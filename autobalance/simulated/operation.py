@@ -125,3 +125,22 @@ def describe(func: Any) -> Operation:
     if found is None:
         found = _operations[id(func)] = Operation(func)
     return found
+
+
+_MAKES_HOST_WAIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def host_waits(func: Any, args: Any) -> bool:
+    """Whether the host has to wait for the device to know the result of an operation, or its shape.
+
+    Args:
+        func: the operator overload.
+        args: its positional arguments.
+    """
+    if _MAKES_HOST_WAIT.isdisjoint(func.tags):
+        return False
+    return func is not _aten.index.Tensor or any(_is_mask(index) for index in args[1])
+
+
+def _is_mask(index: Any) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from autobalance.simulated import pinned
 from autobalance.simulated.dispatch import carry_out
+from autobalance.simulated.tensor import SimulatedTensor
 
 _log = logging.getLogger("autobalance")
 _libraries: list[torch.library.Library] = []
@@ -18,7 +20,7 @@ def register() -> None:
     """Take over pinning, which torch hands to the accelerator; once a process."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("_pin_memory", _leave_as_it_is, "CPU")
-    carry_out(torch.ops.aten._pin_memory.default, _refuse)
+    carry_out(torch.ops.aten._pin_memory.default, _pin)
     _libraries.append(library)  # a library unregisters its kernels when it dies
 
 
@@ -33,8 +35,11 @@ def _leave_as_it_is(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
     if not _said:
         _said = True
         _log.info("host memory is not pinned while devices are simulated: there is nothing to copy it to faster")
+    pinned.mark(tensor)
     return tensor
 
 
-def _refuse(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+def _pin(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    if isinstance(args[0], SimulatedTensor) and args[0].index is None:
+        return _leave_as_it_is(args[0])
     raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")

@@ -101,27 +101,27 @@ class SimulatedTensor(torch.Tensor):
     # Inside `torch.tensor([loss, other])` torch's dispatcher, asked for `item`, would not find this class.
 
     def __bool__(self) -> bool:
-        return bool(numbers(self.elements, self.known))
+        return bool(numbers(self))
 
     def __int__(self) -> int:
-        return int(numbers(self.elements, self.known))
+        return int(numbers(self))
 
     def __index__(self) -> int:
-        return numbers(self.elements, self.known).__index__()
+        return numbers(self).__index__()
 
     def __float__(self) -> float:
-        return float(numbers(self.elements, self.known))
+        return float(numbers(self))
 
     def __complex__(self) -> complex:
-        return complex(numbers(self.elements, self.known))
+        return complex(numbers(self))
 
     def tolist(self) -> Any:
-        return numbers(self.elements, self.known).tolist()
+        return numbers(self).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force and self.index is not None:
             self._refuse_numpy()
-        return numbers(self.elements, self.known).numpy(force=force)
+        return numbers(self).numpy(force=force)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self.numpy().__array__(*args, **kwargs)
