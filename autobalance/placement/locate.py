@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from autobalance.placement.copies import Copies
+from autobalance.placement.couriers import send
+from autobalance.placement.ready import ready_event
 
 Place = Hashable
 """A device in a run, the index of a block in a trace."""
@@ -73,9 +75,9 @@ class DeviceLocator:
         return device if device in self._moving else None
 
     def send(self, tensor: Tensor, place: Place) -> Tensor:
-        """`tensor.to(place)`, reusing a copy that somebody still holds."""
+        """`tensor.to(place)` beside what the devices compute, reusing a copy that somebody still holds."""
         assert isinstance(place, torch.device)
-        return self._copies.get(tensor, place, lambda: tensor.to(place, non_blocking=True))
+        return self._copies.get(tensor, place, lambda: send(tensor, place, ready_event(tensor)))
 
     def send_object(self, value: Any, place: Place) -> Any:
         """`value.to(place)`."""
