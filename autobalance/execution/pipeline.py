@@ -18,6 +18,7 @@ from autobalance import compat
 from autobalance.execution.micro_batch import MicroBatch, current_micro_batch, working_on
 from autobalance.execution.suspended import Suspended, current_call
 from autobalance.placement.contents import is_atom, parts
+from autobalance.placement.ready import mark_ready
 from autobalance.schedules.launches import Launch, launch_order
 
 Forward = Callable[[int], None]
@@ -136,6 +137,7 @@ class Pipeline:
         run = None if call is None else self._runs.get(call)
         if run is not None and self._stage_of[block] > run.stage:
             self._tell("suspend")
+            mark_ready()
             run.arrive(self._stage_of[block])
             self._tell("resume")
 

@@ -19,6 +19,7 @@ from autobalance import compat
 from autobalance.placement import glue
 from autobalance.placement.locate import Locator, Place
 from autobalance.placement.move import Mover
+from autobalance.placement.ready import awaiting
 
 Remove = Callable[[], None]
 
@@ -106,14 +107,15 @@ def enter_block(door: Door, module: nn.Module, args: Any, kwargs: Any) -> tuple[
     locator, visitor = door.locator, door.watch()
     if locator.nothing_moves and visitor is None:
         return args, kwargs
-    if visitor is not None:
-        visitor.arrive(door.block)
     mover = None if locator.nothing_moves else Mover(locator, door.place)
-    token = locator.enter(door.place)
-    # On the stack before anything else can fail: `leave_block` is called in any case.
-    _visits.stack.append(_Visit(door, mover, visitor, glue.suspend(), token, sys.exc_info()[1]))
-    if mover is not None:
-        args, kwargs = mover.move((args, kwargs))
+    with awaiting(() if mover is None or visitor is None else mover.to_send((args, kwargs))):
+        if visitor is not None:
+            visitor.arrive(door.block)
+        token = locator.enter(door.place)
+        # On the stack before anything else can fail: `leave_block` is called in any case.
+        _visits.stack.append(_Visit(door, mover, visitor, glue.suspend(), token, sys.exc_info()[1]))
+        if mover is not None:
+            args, kwargs = mover.move((args, kwargs))
     if visitor is not None:
         visitor.enter(door.block, args, kwargs)
     return args, kwargs

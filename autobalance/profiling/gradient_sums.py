@@ -7,9 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from autobalance import compat
+from autobalance.placement.couriers import is_sending
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import is_crossing, ways_back_from
+
+
+def _adds_nothing(node: Any) -> bool:
+    """Whether the backward of an autograd node only copies."""
+    return is_crossing(node) or is_sending(node)
 
 
 class GradientSums:
@@ -28,7 +34,7 @@ class GradientSums:
         """Take note of one operation."""
         if self._tracer.fans.is_spread:
             self._follow(func, args, kwargs)
-        if compat.accumulates_gradients(func, args, kwargs, is_crossing):
+        if compat.accumulates_gradients(func, args, kwargs, _adds_nothing):
             self._add(args[0], args[1], result)
 
     def _add(self, gradient: Tensor, other: Tensor, result: Tensor) -> None:
@@ -55,7 +61,7 @@ class GradientSums:
         ways = list(ways_back_from(node))
         for way in ways:
             way.comes(compat.number_of(node), len(tracer.events))
-        if ways and compat.accumulates_gradients(func, args, kwargs, is_crossing):
+        if ways and compat.accumulates_gradients(func, args, kwargs, _adds_nothing):
             return
         for tensor in tensors_in(args):
             if (read := tracer.find(tensor.untyped_storage())) is not None:
