@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autobalance.devices.device import Device
@@ -60,16 +60,29 @@ class Question:
         return Allowed(recompute, self.offload, self.host_memory, self.solver) if recompute or self.offload else None
 
     @property
-    def rounds(self) -> Iterator[list[tuple[str, int]]]:
-        """Schedules with numbers of micro-batches; those of a later round are for where none of an earlier one fits."""
+    def is_timed(self) -> bool:
+        """Whether plans are compared by how long a step takes, not by memory alone."""
+        return self.policy == "auto" and any(block.forward_time for block in self.profile.blocks)
+
+    @property
+    def without_recomputing(self) -> Question:
+        """The question whose blocks recompute only where they are told to, not where they may."""
+        return replace(self, recompute=False) if self.recompute is None else self
+
+    @property
+    def rounds(self) -> Iterator[tuple[Question, list[tuple[str, int]]]]:
+        """Questions, each with schedules and numbers of micro-batches; one is asked where none before has an answer."""
         splits = list(self.splits)
-        tells_time = self.policy == "auto" and any(block.forward_time for block in self.profile.blocks)
-        if not tells_time and self.schedules == EXECUTABLE and not self.micro_batches:
-            # The more parts, the less memory: who knows no time would take the most there are.
-            yield splits[:1]
-            splits = splits[1:]
-        yield splits
-        yield from self.finer_splits
+        if not self.is_timed:
+            # More parts and more recomputation take less memory: who knows no time would take the most there are.
+            keeping = self.without_recomputing
+            whole = 1 if self.schedules == EXECUTABLE and not self.micro_batches else len(splits)
+            yield keeping, splits[:whole]
+            yield keeping, splits[whole:]
+            splits = [] if keeping is self else splits
+        yield self, splits
+        for finer in self.finer_splits:
+            yield self, finer
 
     @property
     def splits(self) -> Iterator[tuple[str, int]]:

@@ -41,7 +41,7 @@ def remedies(question: Question) -> Iterator[str]:
         found = _answer(replace(question, policy="balanced_low_0"), *present)
         if found is not None:
             yield f"policy='balanced_low_0', which keeps batch, loss and outputs on device 0: {_told(found)}"
-    if not question.recompute:
+    if question.allowed is None or not question.allowed.recompute:
         found = _answer(replace(question, policy="auto", recompute=True), *present)
         if found is not None:
             yield f"recompute=True: {_told(found)}"

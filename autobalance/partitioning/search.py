@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from autobalance.devices.device import Device
@@ -24,6 +25,8 @@ from autobalance.units import parse_size
 
 # Plans that a process remembers. A fit asks again for the plan that a trial made.
 _REMEMBERED = 8
+# Bytes that no step takes on one device.
+_ROOMY = 2**60
 
 
 def plan(
@@ -119,9 +122,9 @@ def plan(
 @lru_cache(maxsize=_REMEMBERED)
 def _search(question: Question) -> Plan:
     found, hopeless = list[Candidate](), list[Problem]()
-    for splits in question.rounds:
+    for asked, splits in question.rounds:
         for schedule, count in splits:
-            problem, candidate = best_candidate(question, schedule, count)
+            problem, candidate = _candidate(asked, schedule, count)
             if candidate is None:
                 hopeless.append(problem)
             else:
@@ -129,8 +132,30 @@ def _search(question: Question) -> Plan:
         if found:
             break
     if not found:
-        raise infeasible(hopeless[0], remedies(question))
-    return _as_plan(question, _best_of(question, found))
+        freest = next(problem for problem in hopeless if problem.allowed == question.allowed)
+        raise infeasible(freest, remedies(question))
+    return _as_plan(question, _best_of(asked, found))
+
+
+def _candidate(
+    question: Question, schedule: str, count: int, limit: float | None = None
+) -> tuple[Problem, Candidate | None]:
+    """The best partition for one way to split the batch, as `best_candidate` finds it.
+
+    Blocks that may recompute do so where nothing fits else, or where a step without limits of memory would be shorter.
+    """
+    keeping = question.without_recomputing
+    problem, kept = best_candidate(keeping, schedule, count, limit)
+    if keeping.allowed == question.allowed or (kept is not None and not question.is_timed):
+        return problem, kept
+    if kept is not None:
+        roomy = replace(keeping, budgets=(_ROOMY,) * len(question.budgets))
+        _, unlimited = best_candidate(roomy, schedule, count)
+        if unlimited is not None and kept.judged.seconds <= (1 + NEARLY) * unlimited.judged.seconds:
+            return problem, kept
+    saving = best_candidate(question, schedule, count, limit)
+    _, found = saving
+    return (problem, kept) if found is None or (kept is not None and kept.key <= found.key) else saving
 
 
 def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
@@ -146,7 +171,7 @@ def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
     near = [candidate.problem for candidate in found if candidate.key[0] <= limit]
     if len(near) == 1 and least.proved and not least.is_loop:
         return least  # was searched within that limit
-    again = [best_candidate(question, problem.schedule, problem.micro_batches, limit)[1] for problem in near]
+    again = [_candidate(question, problem.schedule, problem.micro_batches, limit)[1] for problem in near]
     lightest = [candidate for candidate in again if candidate is not None]
     return min(
         lightest,
