@@ -61,6 +61,7 @@ from autobalance.compat.norms import is_batch_norm as is_batch_norm
 from autobalance.compat.norms import is_instance_norm as is_instance_norm
 from autobalance.compat.steps import call_around_closures as call_around_closures
 from autobalance.compat.steps import forget_unscaling as forget_unscaling
+from autobalance.compat.steps import logged_tensors as logged_tensors
 from autobalance.compat.steps import logged_values as logged_values
 from autobalance.compat.tensors import assign_plain_data as assign_plain_data
 from autobalance.compat.tensors import constant_of as constant_of

@@ -31,7 +31,13 @@ from autobalance.units import format_size
 ATTEMPTS = 8  # plans that are traced before giving up; one is enough unless budgets are tight to the last kilobyte
 
 
-def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], batches: Sequence[Batch]) -> Plan:
+def best_plan(
+    trainer: Any,
+    options: Options,
+    devices: Sequence[torch.device],
+    batches: Sequence[Batch],
+    targets: Sequence[Device] | None = None,
+) -> Plan:
     """Profile the Trainer's module, and search the best plan whose installed trace keeps every budget.
 
     Args:
@@ -39,6 +45,7 @@ def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], b
         options: how to plan.
         devices: the Trainer's devices.
         batches: one of every loader the run will meet, training first.
+        targets: what the devices can hold, where that is not what is free on them now.
 
     Returns:
         The plan; its peaks are those of the trace with the placement installed.
@@ -59,7 +66,7 @@ def best_plan(trainer: Any, options: Options, devices: Sequence[torch.device], b
             target=find_target("cuda" if devices[0].type == "cuda" else "simulated", present_gpu()),
             progress=progress,
         )
-        profile, targets = profiler.profile(), planned_devices(devices)
+        profile, targets = profiler.profile(), targets or planned_devices(devices)
         if options.may_split and _gains_by_parts(profile, targets, options):
             profile = for_any_batch(profiler, profile)
         return checked_plan(profiler, profile, targets, options)

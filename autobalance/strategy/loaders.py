@@ -42,7 +42,7 @@ def sample_batches(trainer: Any, options: Options) -> tuple[Batch, ...]:
 
 def elements_in(batch: Any) -> int:
     """Elements of all tensors in `batch`, each counted once, in any nesting of containers, dataclasses and objects."""
-    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in _tensors(batch)}.values())
+    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors_in(batch)}.values())
 
 
 def describe(batch: Any) -> str:
@@ -52,7 +52,7 @@ def describe(batch: Any) -> str:
         >>> describe({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
         '8x3, 8'
     """
-    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in islice(_tensors(batch), 4)]
+    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in islice(tensors_in(batch), 4)]
     return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "") or "no tensors"
 
 
@@ -135,7 +135,8 @@ def _reads_once(loader: Any) -> bool:
     return hasattr(loader, "__next__") or hasattr(dataset, "__next__")
 
 
-def _tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
+def tensors_in(value: Any, depth: int = 6) -> Iterator[Tensor]:
+    """Every tensor in a batch, in any nesting of containers, dataclasses and objects."""
     if isinstance(value, Tensor):
         yield value
     elif depth and not isinstance(value, (str, bytes, type)):
@@ -146,4 +147,4 @@ def _tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
         else:
             items = list(getattr(value, "__dict__", {}).values())
         for item in items:
-            yield from _tensors(item, depth - 1)
+            yield from tensors_in(item, depth - 1)

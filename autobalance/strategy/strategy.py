@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
-from autobalance.compat import call_around_hooks, set_lightning_device
+from autobalance.compat import call_around_closures, call_around_hooks, set_lightning_device
 from autobalance.execution.naive import NaiveSchedule
 from autobalance.partitioning.executable import refuse_to_run
 from autobalance.placement.materialize import WeightFile, is_on_meta, load_weights
@@ -21,11 +22,14 @@ from autobalance.strategy.optimizers import send_state_home
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
 from autobalance.strategy.planning import plan_run, read_plan
+from autobalance.strategy.rebalance import rebalance
+from autobalance.strategy.recovery import Recovery
 from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
 from autobalance.strategy.summary import log_plan
 
 if TYPE_CHECKING:
     from autobalance.partitioning.plan import Plan
+    from autobalance.strategy.replan import Learned
 
 
 class SelfBalanceStrategy(OneProcess):
@@ -110,6 +114,8 @@ class SelfBalanceStrategy(OneProcess):
             refuse_to_run(self._given_plan)
         self._placed: Placed | None = None
         self._trainer: Any = None
+        self._recovery = Recovery(self)
+        self._undo_closures: Callable[[], None] = lambda: None
         self._checkpoint_file: WeightFile | None = None
         super().__init__(
             accelerator=accelerator,
@@ -157,26 +163,53 @@ class SelfBalanceStrategy(OneProcess):
         self.setup_precision_plugin()
         if fitting:
             send_state_home(self.optimizers)
+            assert self._placed is not None
+            assert self.parallel_devices
+            self._placed.keep_state_on_host(self.optimizers, self.parallel_devices)
+            self._undo_closures = call_around_closures(trainer, self._recovery.run)
 
     def model_to_device(self) -> None:
         """Plan unless this model's plan covers the run, and move block by block: the whole is never on one device."""
-        assert self.accelerator is not None
-        module, devices = self.lightning_module, self.parallel_devices
-        assert module is not None
+        devices = self.parallel_devices
         assert devices
         before = self._placed
         planned = plan_run(self._trainer, self.options, devices, given=self._given_plan, before=before)
-        self._placed = planned
-        self.accelerator.setup_device(self.root_device)
-        set_lightning_device(module, self.root_device)
-        planned.place(devices)
+        self._adopt(planned)
         if before is None or before.plan is not planned.plan:
             log_plan(planned.plan, self._trainer)
+
+    def rebalance(self, learned: Learned, batch: Sequence[torch.Tensor] = ()) -> None:
+        """Plan again between two steps, and move blocks, gradients and optimizer state: nothing is lost.
+
+        Args:
+            learned: what the run has shown of its needs.
+            batch: tensors of the batch that comes next, which follow the root device.
+
+        Raises:
+            InfeasiblePlanError: if no plan fits; everything is as before then.
+        """
+        assert self._placed is not None
+        devices = self.parallel_devices
+        assert devices
+        rebalance(self._trainer, self.options, devices, self._placed, learned, batch, self._adopt)
+        log_plan(self._placed.plan, self._trainer)
+
+    def _adopt(self, planned: Placed) -> None:
+        """Make a plan the present one, and place the model by it."""
+        assert self.accelerator is not None
+        assert self.parallel_devices
+        assert self.lightning_module is not None
+        self._placed = planned
+        self.accelerator.setup_device(self.root_device)
+        set_lightning_device(self.lightning_module, self.root_device)
+        planned.place(self.parallel_devices)
 
     def teardown(self) -> None:
         """Take the hooks off, then bring everything back to the host."""
         if self._placed is not None:
             self._placed.remove()
+        self._undo_closures()
+        self._recovery.forget()
         self._trainer = None
         super().teardown()
 
@@ -199,15 +232,20 @@ class SelfBalanceStrategy(OneProcess):
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, as the schedule runs it."""
-        return self._schedule.run(super().validation_step, *args, **kwargs)
+        return self._recovery.run(partial(self._schedule.run, super().validation_step, *args, **kwargs), args)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, as the schedule runs it."""
-        return self._schedule.run(super().test_step, *args, **kwargs)
+        return self._recovery.run(partial(self._schedule.run, super().test_step, *args, **kwargs), args)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, as the schedule runs it."""
-        return self._schedule.run(super().predict_step, *args, **kwargs)
+        return self._recovery.run(partial(self._schedule.run, super().predict_step, *args, **kwargs), args)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """The optimizer's step, after the forward and backward in `closure`."""
+        step = partial(super().optimizer_step, optimizer, closure, model, **kwargs)
+        return self._recovery.update(step, optimizer)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Send home what callbacks have made anew on the root device, such as batch norm's statistics."""

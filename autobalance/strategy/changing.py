@@ -1,0 +1,123 @@
+"""Buffers and metric states that steps change, and what they held before one: for a step that has to run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from autobalance.compat import version
+from autobalance.strategy.metrics import is_metric
+
+Slot = tuple[int, str]
+"""The id of a module, and the name under which it holds a tensor."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    owner: nn.Module
+    name: str
+    tensor: Tensor
+    version: int
+
+    @property
+    def has_changed(self) -> bool:
+        return version_of(self.tensor) != self.version
+
+
+class ChangingTensors:
+    """Remembers which buffers and metric states change in steps: only those are copied, to the host, before the next.
+
+    Before the first step all are copied, for nothing is known yet; what lies on the devices stays as planned.
+
+    Example:
+        >>> changing = ChangingTensors(model)
+        >>> before = changing.note()
+        >>> loss = model(batch)
+        >>> changing.learn(before)       # the step has gone well
+        >>> before.put_back()            # or it has not
+
+    Args:
+        root: the model.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        parts = list(root.modules())
+        self._owners = [part for part in parts if is_metric(part) or any(True for _ in part.buffers(recurse=False))]
+        self._known: set[Slot] | None = None
+        self._pinned: dict[Slot, Tensor] = {}
+
+    def note(self) -> NotedTensors:
+        """What all of them are now."""
+        held = [each for owner in self._owners for each in _held_by(owner)]
+        copies: dict[Slot, Tensor] = {}
+        for each in held:
+            slot = id(each.owner), each.name
+            if self._known is None or slot in self._known:
+                copies[slot] = self._copied(slot, each.tensor)
+        return NotedTensors(held, copies)
+
+    def learn(self, before: NotedTensors) -> None:
+        """Take note of what has changed since `before`."""
+        changed = {(id(each.owner), each.name) for each in before.held if before.differs(each)}
+        self._known = changed if self._known is None else self._known | changed
+
+    def _copied(self, slot: Slot, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cuda":
+            return tensor.detach().to("cpu", copy=True)
+        # The same pinned memory every time, in the order of the stream: nothing waits for it.
+        pinned = self._pinned.get(slot)
+        if pinned is None or pinned.shape != tensor.shape or pinned.dtype != tensor.dtype:
+            pinned = torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
+            self._pinned[slot] = pinned
+        return pinned.copy_(tensor.detach(), non_blocking=True)
+
+
+class NotedTensors:
+    """Buffers and metric states as they were.
+
+    Args:
+        held: all of them.
+        copies: on the host, of those that may change.
+    """
+
+    def __init__(self, held: list[_Held], copies: dict[Slot, Tensor]) -> None:
+        self.held = held
+        self._copies = copies
+
+    def differs(self, each: _Held) -> bool:
+        """Whether another tensor stands in its place now, or its numbers may have changed."""
+        return getattr(each.owner, each.name, None) is not each.tensor or each.has_changed
+
+    def lost(self) -> list[str]:
+        """Names of those that have changed in place where no copy was made."""
+        return [
+            f"{type(each.owner).__name__}.{each.name}"
+            for each in self.held
+            if each.has_changed and (id(each.owner), each.name) not in self._copies
+        ]
+
+    def put_back(self) -> None:
+        """Put each tensor, with its numbers, back in its place."""
+        for each in self.held:
+            if each.has_changed:
+                with torch.no_grad():
+                    each.tensor.copy_(self._copies[id(each.owner), each.name])
+            if getattr(each.owner, each.name, None) is not each.tensor:
+                setattr(each.owner, each.name, each.tensor)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often it was changed in place; of one made in inference mode nobody counts, so it may have changed or not."""
+    return -1 if tensor.is_inference() else version(tensor)
+
+
+def _held_by(module: nn.Module) -> Iterator[_Held]:
+    for name, buffer in module.named_buffers(recurse=False):
+        yield _Held(module, name, buffer, version_of(buffer))
+    if is_metric(module):
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield _Held(module, name, value, version_of(value))

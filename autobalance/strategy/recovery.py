@@ -1,0 +1,185 @@
+"""Run a step again that ran out of memory: everything as before it, under a plan for the memory that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from autobalance.compat import forget_unscaling, skips_backward
+from autobalance.errors import InfeasiblePlanError
+from autobalance.partitioning.plan import Plan
+from autobalance.strategy.loaders import tensors_in
+from autobalance.strategy.plan_changes import changes
+from autobalance.strategy.replan import Learned, room
+from autobalance.strategy.reserve import reserve_update
+from autobalance.strategy.shortage import Shortage, free_memory, is_out_of_memory, let_go
+from autobalance.strategy.step_state import ADDED, BY_HAND, DROPPED, Parts, StepState
+from autobalance.strategy.stories import Story, half_updated
+from autobalance.strategy.update_state import UpdateState
+
+ATTEMPTS = 3
+"""Failures in a row of one batch after which the error is the user's."""
+# What a device that ran out of memory twice, though it said that there was enough, is planned to hold less.
+_MARGIN = 0.1
+
+
+class Recovery:
+    """Catches out-of-memory errors around the steps of a strategy.
+
+    Args:
+        strategy: whose steps they are; it moves its model to another plan with `rebalance`.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self.learned = Learned()
+        self._strategy = strategy
+        self._parts: Parts | None = None
+        self._latest: tuple[StepState, Any] | None = None
+        self._given_up: BaseException | None = None
+        self._is_updating = False
+
+    def forget(self) -> None:
+        """The model changes, or the run has ended."""
+        self._parts = self._latest = self._given_up = None
+
+    def run(self, call: Callable[[], Any], batch: Any = None) -> Any:
+        """Run one step, or the forward and backward of a training step, and again where memory runs out.
+
+        Args:
+            call: the step.
+            batch: what it is for; moved along if the root device changes.
+
+        Raises:
+            torch.OutOfMemoryError: nothing helps; the error is the first one, with what was tried.
+        """
+        if not self._strategy.options.retry_on_oom:
+            return call()
+        story = Story(self._strategy)
+        try:
+            while True:
+                state = StepState(self._trainer, self._known_parts(), self._gradients)
+                try:
+                    result = call()
+                    if self._is_updating:
+                        reserve_update(self._plan, self._devices, self._trainer.optimizers)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error) or error is self._given_up:
+                        raise
+                    story.add(error, Shortage.of(error, self._devices))
+                    let_go(error)
+                else:
+                    state.settle()
+                    self._latest = (state, batch) if self._is_updating else None
+                    return result
+                self._recover(state, story, batch)
+        finally:
+            story.close()
+
+    def update(self, step: Callable[[], Any], optimizer: Optimizer) -> Any:
+        """Run an optimizer step, whose closure runs through `run`.
+
+        Args:
+            step: calls the optimizer with its closure.
+            optimizer: the optimizer.
+
+        Raises:
+            torch.OutOfMemoryError: memory ran out, and weights are half updated, or nothing helps.
+        """
+        if not self._strategy.options.retry_on_oom:
+            return step()
+        story = Story(self._strategy)
+        self._is_updating = True
+        try:
+            while True:
+                before = UpdateState(optimizer)
+                try:
+                    return step()
+                except RuntimeError as error:
+                    if not is_out_of_memory(error) or error is self._given_up:
+                        raise
+                    story.add(error, Shortage.of(error, self._devices))
+                    let_go(error)
+                if before.has_updated or self._latest is None:
+                    self._give_up(story, half_updated(self._trainer))
+                before.put_back()
+                forget_unscaling(self._strategy.precision_plugin, optimizer)
+                state, batch = self._latest
+                self._recover(state, story, batch)
+        finally:
+            self._is_updating, self._latest = False, None
+            story.close()
+
+    def _recover(self, state: StepState, story: Story, batch: Any) -> None:
+        """Put everything back, and find a plan under which the batch can run."""
+        if reason := state.refusal():
+            self._give_up(story, f"The batch cannot be run again: {reason}.")
+        state.put_back()
+        free_memory(self._devices)
+        if len(story.shortages) >= ATTEMPTS:
+            self._give_up(story, f"That were {ATTEMPTS} failures in a row: no plan that was tried is enough.")
+        tensors = list(tensors_in(batch))
+        if self._is_passing(story.shortages, tensors):
+            story.say("there is enough memory again, so the batch is run again under the same plan")
+        else:
+            self._change_plan(story, tensors)
+        state.put_random_numbers_back()
+
+    def _is_passing(self, shortages: list[Shortage], batch: Iterable[Tensor]) -> bool:
+        """Whether the device has what the plan takes; if that is not to be believed, count on less there."""
+        latest, peaks, unforeseen = shortages[-1], self._plan.peaks, self.learned.unforeseen
+        for index in range(len(peaks)) if latest.device is None else [latest.device]:
+            beyond = latest.need - peaks[index] if latest.device is not None else 0
+            if beyond <= 0 and room(self._trainer, self._devices, self.learned, batch)[index].capacity < peaks[index]:
+                continue  # another plan for what is there is enough
+            if beyond <= 0 and len(shortages) == 1:
+                return True
+            at_least = beyond if beyond > 0 else int(_MARGIN * peaks[index])
+            unforeseen[index] = max(2 * unforeseen.get(index, 0), at_least)
+        return False
+
+    def _change_plan(self, story: Story, batch: list[Tensor]) -> None:
+        before = self._plan
+        try:
+            self._strategy.rebalance(self.learned, batch)
+        except InfeasiblePlanError as error:
+            self._give_up(story, f"No other plan fits either: {error}")
+        except torch.OutOfMemoryError as error:
+            self._give_up(story, f"Memory ran out again while blocks moved to another plan: {error}")
+        story.say(f"the plan was made again ({changes(before, self._plan)}) and the batch is run again")
+
+    def _give_up(self, story: Story, why: str) -> NoReturn:
+        self._given_up = story.error(why)
+        raise self._given_up
+
+    @property
+    def _gradients(self) -> str:
+        """What a step does with the gradients that are there when it begins."""
+        trainer = self._trainer
+        if not trainer.training:
+            return ADDED
+        if not trainer.lightning_module.automatic_optimization:
+            return BY_HAND
+        is_first = trainer.fit_loop.epoch_loop.batch_idx % trainer.accumulate_grad_batches == 0
+        return DROPPED if is_first and not skips_backward(trainer) else ADDED
+
+    def _known_parts(self) -> Parts:
+        if self._parts is None:
+            self._parts = Parts(self._trainer.lightning_module)
+        return self._parts
+
+    @property
+    def _trainer(self) -> Any:
+        return self._strategy.lightning_module.trainer
+
+    @property
+    def _plan(self) -> Plan:
+        plan: Plan = self._strategy.plan
+        return plan
+
+    @property
+    def _devices(self) -> list[torch.device]:
+        return list(self._strategy.parallel_devices)
