@@ -35,8 +35,12 @@ class Net(nn.Module):
         super().__init__()
         self.recipe = recipe
         self.blocks = nn.ModuleList(make_block(kind, recipe.dropout) for kind in recipe.blocks)
-        self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
-        self.shift = nn.Parameter(torch.randn(WIDTH) * 0.1)
+        kinds = {step.kind for step in recipe.steps}
+        # A parameter that is never used would be planned for, lest it be used later.
+        if "scale" in kinds:
+            self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
+        if "shift" in kinds:
+            self.shift = nn.Parameter(torch.randn(WIDTH) * 0.1)
         for first, second in recipe.tied:
             _weight_holder(self.blocks[second]).weight = _weight_holder(self.blocks[first]).weight
         for index in recipe.frozen:
