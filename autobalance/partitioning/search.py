@@ -155,7 +155,8 @@ def _candidate(
             return problem, kept
     saving = best_candidate(question, schedule, count, limit)
     _, found = saving
-    return (problem, kept) if found is None or (kept is not None and kept.key <= found.key) else saving
+    is_better = kept is not None and (found is None or kept.key <= found.key)
+    return (problem, kept) if is_better else saving
 
 
 def _best_of(question: Question, found: Sequence[Candidate]) -> Candidate:
