@@ -18,7 +18,7 @@ from autobalance import compat
 from autobalance.execution.micro_batch import MicroBatch, current_micro_batch, working_on
 from autobalance.execution.suspended import Suspended, current_call
 from autobalance.placement.contents import is_atom, parts
-from autobalance.placement.ready import mark_ready
+from autobalance.placement.ready import mark_gradient_ready, mark_ready
 from autobalance.schedules.launches import Launch, launch_order
 
 Forward = Callable[[int], None]
@@ -271,6 +271,7 @@ class _Run:
     def _leave_in_backward(self, stage: int, gradient: Tensor) -> None:
         if self._goes_back and self.stage >= stage and current_call() is self.call:
             self.stage = stage - 1
+            mark_gradient_ready(gradient)
             self.call.hand_back()
 
 

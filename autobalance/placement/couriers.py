@@ -15,6 +15,7 @@ from torch import Tensor
 from autobalance.compat import in_functional_transform, is_fake, is_node_of
 from autobalance.placement.host_path import needs_host_path, through_host
 from autobalance.placement.lanes import Lane, lane_between
+from autobalance.placement.ready import gradient_event
 
 
 def send(tensor: Tensor, place: torch.device, ready: Any = None, reader: Any = None) -> Tensor:
@@ -66,7 +67,9 @@ class Sending(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         # Autograd works through a device's nodes in a thread that does not know the other devices' current streams.
-        back = None if gradient is None else send(gradient, ctx.source, reader=ctx.computing)
+        back = None
+        if gradient is not None:
+            back = send(gradient, ctx.source, gradient_event(gradient), reader=ctx.computing)
         return back, None, None, None
 
     @staticmethod

@@ -25,6 +25,7 @@ class _Waiting(threading.local):
     def __init__(self) -> None:
         self.inputs: dict[int, tuple[Tensor, int]] = {}
         self.events: dict[torch.device, Any] = {}
+        self.gradient: tuple[Tensor, int, Any] | None = None
 
 
 _waiting = _Waiting()
@@ -77,3 +78,31 @@ def ready_event(tensor: Tensor) -> Any:
     if known is not tensor or version(tensor) != number:
         return None
     return _waiting.events.get(tensor.device)
+
+
+def mark_gradient_ready(gradient: Tensor) -> None:
+    """Note that a gradient, which this thread's backward sends next, needs nothing that is launched from now on.
+
+    To be called just before the backward is suspended, as `mark_ready` in a forward.
+
+    Args:
+        gradient: that a hook of a copy was given.
+    """
+    if is_fake(gradient) or gradient.is_cpu:
+        return
+    backend = torch.get_device_module(gradient.device)
+    if hasattr(backend, "Stream"):
+        event = backend.current_stream(gradient.device).record_event()
+        _waiting.gradient = gradient, version(gradient), event
+
+
+def gradient_event(gradient: Tensor) -> Any:
+    """The event after which a gradient is computed, or None if all that was launched on its device has to be awaited.
+
+    Args:
+        gradient: that is to be sent back.
+    """
+    marked, _waiting.gradient = _waiting.gradient, None
+    if marked is None or marked[0] is not gradient or marked[1] != version(gradient):
+        return None
+    return marked[2]
