@@ -437,3 +437,17 @@ def test_normalisations_over_samples_are_told_from_those_within_one() -> None:
     assert [compat.is_instance_norm(module) for module in within_one + over_samples + neither] == [True] * 3 + [
         False
     ] * 8
+
+
+def test_transforms_of_torch_func_are_known_while_they_are_at_work() -> None:
+    seen: list[bool] = []
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        seen.append(compat.in_functional_transform())
+        return x * 2
+
+    watched(torch.ones(2))
+    torch.func.vmap(watched)(torch.ones(2, 2))
+    torch.func.grad(watched)(torch.tensor(1.0))
+    watched(torch.ones(2))
+    assert seen == [False, True, True, False]

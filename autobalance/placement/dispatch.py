@@ -20,6 +20,7 @@ from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
 from autobalance.placement.locate import DeviceLocator, Place, with_index
 from autobalance.placement.move import Mover
+from autobalance.placement.pairs import check_pairs
 from autobalance.placement.place import place
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -61,6 +62,7 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
     locator = DeviceLocator(targets)
     savings = install_savings(model, blocks, running_of(plan), places, places, locator, methods)
     installed = install(model, blocks, places, locator, methods, exit=(len(blocks) - 1, targets[plan.root]))
+    check_pairs((*places, root_device))
     place(model, blocks, places, loose, root_device)
     model.__dict__[_DISPATCHED] = _Dispatched(installed, savings, _EntryLocator(targets), root_device)
     model.__dict__[_DISPATCHED].hook(model, ("forward", *of_model))

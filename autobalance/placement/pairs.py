@@ -6,8 +6,8 @@ Some drivers and boards corrupt copies between GPUs silently: no call fails, and
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Iterable
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ _GPU_SIZES = (*_SIZES, 65_537, 2**20 - 3)
 _checked: set[tuple[torch.device, torch.device]] = set()
 
 
-def check_pairs(devices: Sequence[torch.device], crossings: Iterable[tuple[int, int]] | None = None) -> None:
+def check_pairs(devices: Iterable[torch.device]) -> None:
     """Send patterns between devices, both ways, and compare what arrives bit for bit; each pair once a process.
 
     A pair that corrupts what it is given goes through the host from then on, with a warning.
@@ -31,18 +31,15 @@ def check_pairs(devices: Sequence[torch.device], crossings: Iterable[tuple[int, 
         >>> check_pairs([torch.device("cuda", 0), torch.device("cuda", 1)])  # doctest: +SKIP
 
     Args:
-        devices: the torch device of each device of the plan; those that are equal have no way between them.
-        crossings: pairs of positions in `devices` between which tensors go, either way round; None: all pairs.
+        devices: between which tensors will go; may repeat.
 
     Raises:
         RuntimeError: what goes through the host arrives corrupted as well.
     """
-    positions = combinations(range(len(devices)), 2) if crossings is None else crossings
-    for one, other in positions:
-        for source, target in ((devices[one], devices[other]), (devices[other], devices[one])):
-            if source != target and "cpu" not in (source.type, target.type) and (source, target) not in _checked:
-                _check(source, target)
-                _checked.add((source, target))
+    for pair in permutations(dict.fromkeys(devices), 2):
+        if pair not in _checked and all(device.type != "cpu" for device in pair):
+            _check(*pair)
+            _checked.add(pair)
 
 
 def _check(source: torch.device, target: torch.device) -> None:
@@ -62,7 +59,7 @@ def _check(source: torch.device, target: torch.device) -> None:
         f"through the host's pinned memory, which is right but slower. Mostly the cause is the machine's set-up: turn "
         f"off the IOMMU, or its translation (kernel option iommu=pt), and ACS on PCIe bridges "
         f"(`lspci -vvv | grep ACSCtl`), and update the driver; NVIDIA's simpleP2P sample shows the same fault.",
-        stacklevel=4,
+        stacklevel=3,
     )
 
 
@@ -75,8 +72,7 @@ def _corrupted(source: torch.device, target: torch.device) -> str | None:
             expected = pattern.to(target)
             arrived = carry(pattern.to(source), target)
             if not torch.equal(arrived, expected):
-                different = int((arrived != expected).sum())
-                return f"{different} of {size} bytes are wrong"
+                return f"{int((arrived != expected).sum())} of {size} bytes are wrong"
     return None
 
 
