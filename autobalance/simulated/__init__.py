@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autobalance.simulated.clock import device_at as device_at
     from autobalance.simulated.configure import Simulation as Simulation
     from autobalance.simulated.configure import from_environment as from_environment
     from autobalance.simulated.configure import simulate as simulate
@@ -18,6 +19,7 @@ _HOMES = {
     "SimulatedTensor": "tensor",
     "Simulation": "configure",
     "charging": "dispatch",
+    "device_at": "clock",
     "fake_elements": "elements",
     "from_environment": "configure",
     "observing": "dispatch",
@@ -28,6 +30,7 @@ __all__ = [
     "SimulatedTensor",
     "Simulation",
     "charging",
+    "device_at",
     "fake_elements",
     "from_environment",
     "observing",

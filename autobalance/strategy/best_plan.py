@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Forecast, Profiler
 from autobalance.profiling.trial import Batch
 from autobalance.report.progress import ProgressBar
+from autobalance.simulated import device_at
 from autobalance.strategy.batch_sizes import for_any_batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.trial import STEPS, LightningTrial
@@ -157,7 +159,8 @@ def planned_devices(devices: Sequence[torch.device]) -> list[Device]:
     """What the Trainer's devices can hold now.
 
     Args:
-        devices: of one type; those of the CPU share the host's memory equally.
+        devices: of one type; those of the CPU share the host's memory equally, and simulated ones are as fast as they
+            were configured.
     """
     if devices[0].type == "cuda":
         return list(detect_devices([device.index or 0 for device in devices]))
@@ -166,7 +169,17 @@ def planned_devices(devices: Sequence[torch.device]) -> list[Device]:
         return [Device(f"cpu:{index}", host.available // len(devices)) for index in range(len(devices))]
     backend = torch.get_device_module(devices[0])
     free = [min(backend.mem_get_info(device)[0], host.total) for device in devices]
-    return [Device(str(device), bytes_free) for device, bytes_free in zip(devices, free, strict=True)]
+    configured = [device_at(device.index or 0) for device in devices]
+    names = {one.name: str(device) for one, device in zip(configured, devices, strict=True)}
+    return [
+        replace(
+            one,
+            name=str(device),
+            capacity=bytes_free,
+            links=tuple((names.get(other, other), rate) for other, rate in one.links),
+        )
+        for one, device, bytes_free in zip(configured, devices, free, strict=True)
+    ]
 
 
 def _highest(plan: Plan, found: Sequence[Forecast]) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 
 import autobalance
 from autobalance.devices.device import Device
+from autobalance.devices.links import link_between
 from autobalance.errors import InfeasiblePlanError
 from autobalance.execution.running import Running
 from autobalance.profiling.profile import Profile
@@ -88,6 +89,17 @@ def test_devices_have_the_memory_that_is_free() -> None:
     shares = planned_devices([torch.device("cpu")] * 4)
     assert [device.name for device in shares] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
     assert 0 < sum(device.capacity for device in shares) <= psutil.virtual_memory().total
+
+
+def test_simulated_devices_are_planned_as_fast_as_their_clock_takes_them() -> None:
+    slow = Device("slow", 2**30, flops=1e9, bandwidth=1e8, launch_time=1e-3, links=(("fast", 1e7),))
+    fast = Device("fast", 2**30, flops=1e12, links=(("slow", 1e7),))
+    with autobalance.simulate([slow, fast]):
+        planned = planned_devices([torch.device("simulated", 1), torch.device("simulated", 0)])
+    assert [device.name for device in planned] == ["simulated:1", "simulated:0"]
+    assert [device.flops for device in planned] == [1e12, 1e9]
+    assert (planned[1].bandwidth, planned[1].launch_time) == (1e8, 1e-3)
+    assert link_between(*planned) == 1e7
 
 
 @pytest.mark.parametrize(
