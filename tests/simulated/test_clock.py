@@ -14,6 +14,7 @@ from autobalance.devices.device import LAUNCH_TIME, PLAIN_BANDWIDTH, PLAIN_FLOPS
 from autobalance.devices.links import LATENCY
 from autobalance.devices.table import find_gpu
 from autobalance.simulated import SimulatedTensor, fake_elements, simulate, using_ledger
+from autobalance.simulated.clock import timing_traces
 
 LAUNCH = 1e-3
 DEVICE = Device(
@@ -241,3 +242,11 @@ def test_a_trace_takes_no_time(clock: Any) -> None:
         (x @ x).to("simulated:1")
         clock.Stream(0).wait_stream(clock.current_stream(1))
     assert clock.elapsed() == 0.0
+
+
+def test_a_trace_takes_time_where_it_is_to_be_timed(clock: Any) -> None:
+    x = matrix(0)
+    clock.reset_clock()
+    with using_ledger(_Nothing()), timing_traces():
+        _ = x @ x
+    assert clock.elapsed() == pytest.approx(LAUNCH + PRODUCT)
