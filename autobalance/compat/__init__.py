@@ -46,6 +46,7 @@ from autobalance.compat.modes import excluded_autocast as excluded_autocast
 from autobalance.compat.modes import function_modes as function_modes
 from autobalance.compat.modes import in_backward as in_backward
 from autobalance.compat.modes import in_functional_transform as in_functional_transform
+from autobalance.compat.modes import in_functional_transform as in_functional_transform
 from autobalance.compat.modes import insert_function_mode as insert_function_mode
 from autobalance.compat.modes import is_node_of as is_node_of
 from autobalance.compat.modes import modes_disabled as modes_disabled

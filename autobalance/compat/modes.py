@@ -104,6 +104,11 @@ def is_node_of(node: Any, function: type[torch.autograd.Function]) -> bool:
     return getattr(node, "_forward_cls", None) is function
 
 
+def in_functional_transform() -> bool:
+    """Whether a transform of torch.func, such as vmap or grad, is at work in this thread."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward in this thread."""
     return current_node() is not None
