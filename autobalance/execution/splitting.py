@@ -69,6 +69,22 @@ def split(batch: Any, count: int, batch_size: int | None = None, layout: Layout 
     return [_Cutter(leaves, start, stop).move(batch) for start, stop in ranges]
 
 
+def samples_between(batch: Any, start: int, stop: int, layout: Layout) -> Any:
+    """Some of the samples of a batch, in their order.
+
+    Example:
+        >>> samples_between(torch.arange(5), 1, 3, {"batch": 0})
+        tensor([1, 2])
+
+    Args:
+        batch: as for `split`.
+        start, stop: from and up to which sample.
+        layout: where the samples are.
+    """
+    leaves = [(leaf.value, layout[leaf.name]) for leaf in leaves_in(batch, layout)]
+    return _Cutter(leaves, start, stop).move(batch)
+
+
 def part_sizes(samples: int, count: int) -> list[int]:
     """Sizes of the parts: they differ by at most one, larger ones first.
 

@@ -14,7 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from autobalance.execution.batch_norm import DeferredBatchNorm, install_deferred
 from autobalance.execution.micro_batch import MicroBatch, working_on
 
-SHAPES = {nn.BatchNorm1d: (8, 3), nn.BatchNorm2d: (8, 3, 4, 2), nn.BatchNorm3d: (8, 3, 2, 2, 2)}
+SHAPES: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (8, 3),
+    nn.BatchNorm2d: (8, 3, 4, 2),
+    nn.BatchNorm3d: (8, 3, 2, 2, 2),
+}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 

@@ -1,0 +1,231 @@
+"""Whether parts of a batch give what the batch gives: tried on a few real samples before a batch is first split.
+
+Random numbers are held constant meanwhile, and afterwards everything is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import nan
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from autobalance.compat import is_batch_norm
+from autobalance.execution.comparison import Closeness, Comparison, Results
+from autobalance.execution.constant_random import constant_random
+from autobalance.execution.few_samples import FewSamples
+from autobalance.execution.gradient_sketch import Sketch, sketching
+from autobalance.execution.merge_rules import Mismatch, learn
+from autobalance.execution.merging import Rules
+from autobalance.execution.module_state import ModuleState, Reading, first_difference
+from autobalance.execution.writes_kept import WritesKept
+from autobalance.profiling.sandbox import random_state_kept
+
+
+class Outcome(NamedTuple):
+    """What one run of the user's step gives.
+
+    Attributes:
+        loss: of a training step; None if it skips the batch, or is no training step.
+        output: what it returns, without the loss.
+        logged: values by name.
+    """
+
+    loss: Tensor | None
+    output: Any = None
+    logged: Any = None
+
+
+Step = Callable[[Any], Outcome]
+"""Runs the user's step on a batch, or on a part of one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a step may run on parts of a batch.
+
+    Example:
+        >>> Verdict(ok=False, reason="the loss couples the samples of a batch: ...")
+
+    Attributes:
+        ok: whether it may.
+        reason: why not, in words.
+        loss_rule: "mean" if the loss is a mean over samples, "sum" if a sum, "weights" if the user's `loss_weight`
+            says what each part weighs.
+        output_rules: how to merge what the step returns beside the loss.
+        log_rules: how to merge what it logs, by name.
+        note: what could not be tested, in words.
+    """
+
+    ok: bool
+    reason: str = ""
+    loss_rule: str = "mean"
+    output_rules: Rules | None = None
+    log_rules: Rules | None = None
+    note: str = ""
+
+
+def equivalent(
+    step: Step,
+    few: FewSamples,
+    module: nn.Module,
+    backward: Callable[[Tensor], None] | None = None,
+    precision: str = "32-true",
+    skip: Callable[[nn.Module], bool] = lambda module: False,
+) -> Verdict:
+    """Run a step on a few samples at once and in parts, and compare all that can be compared.
+
+    These are the loss, each parameter's gradient, what the step returns and logs, and the state of the module: what
+    it appends, counts or averages. Batch norms in training run on their running statistics meanwhile. Gradients,
+    numbers in tensors, attributes, containers and random states are put back.
+
+    Example:
+        >>> few = few_samples(module, batch)                                            # doctest: +SKIP
+        >>> equivalent(lambda part: Outcome(module.training_step(part, 0)), few, module, Tensor.backward).ok
+        True
+
+    Args:
+        step: runs the user's step in this thread.
+        few: the samples.
+        module: the model, placed.
+        backward: runs a backward of a loss; None for a step without gradients.
+        precision: Lightning's name of it, such as "bf16-mixed"; how close is close enough depends on it.
+        skip: modules whose state is merged by rules of its own, such as metrics.
+
+    Returns:
+        The verdict. An error that the step raises is a reason as well; that memory does not suffice for a few samples
+        at once says nothing, and is noted.
+    """
+    try:
+        with random_state_kept(), _gradients_set_aside(module), _batch_norms_at_rest(module):
+            runs = _Runs(step, few, module, backward, skip)
+            whole = runs.run([few.whole])
+            parts = runs.run(few.parts)
+    except torch.OutOfMemoryError:
+        return Verdict(
+            True,
+            note=f"Whether parts of a batch give what the batch gives could not be tested: {sum(few.sizes)} samples at "
+            f"once need more memory than there is.",
+        )
+    except Exception as error:
+        return Verdict(False, f"a test of the step on {few} raised {type(error).__name__}: {error}")
+    return _judge(whole, parts, few, Closeness.of(precision, module))
+
+
+class _Runs:
+    """Runs the step from the same state each time."""
+
+    def __init__(
+        self,
+        step: Step,
+        few: FewSamples,
+        module: nn.Module,
+        backward: Callable[[Tensor], None] | None,
+        skip: Callable[[nn.Module], bool],
+    ) -> None:
+        self._step = step
+        self._module = module
+        self._backward = backward
+        self._state = ModuleState(module, skip, beside=(few.whole, *few.parts))
+        self._kept = WritesKept(self._state.tensors)
+
+    def run(self, batches: Sequence[Any]) -> _Run:
+        try:
+            results = [self._run_one(batch) for batch in batches]
+            reading = self._state.reading(self._kept.has_changed)
+        finally:
+            self._state.put_back()
+            self._kept.put_back()
+        return _Run([outcome for outcome, _ in results], [gradients for _, gradients in results], reading)
+
+    def _run_one(self, batch: Any) -> tuple[Outcome, dict[str, Sketch]]:
+        with self._kept, sketching(self._module) as gradients, constant_random():
+            outcome = self._step(batch)
+            if outcome.loss is not None and self._backward is not None:
+                self._backward(outcome.loss)
+        return outcome._replace(loss=None if outcome.loss is None else outcome.loss.detach()), gradients
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the step gave for each batch of a run, sketches of its gradients, and the module's state after all."""
+
+    outcomes: Sequence[Outcome]
+    gradients: Sequence[dict[str, Sketch]]
+    reading: Reading
+
+    @property
+    def has_loss(self) -> bool:
+        return any(outcome.loss is not None for outcome in self.outcomes)
+
+    def results(self) -> Results:
+        """Losses as numbers: one that is missing is none."""
+        losses = [nan if outcome.loss is None else float(outcome.loss) for outcome in self.outcomes]
+        return Results(losses, self.gradients)
+
+
+def _judge(whole: _Run, parts: _Run, few: FewSamples, close: Closeness) -> Verdict:
+    changed = first_difference(whole.reading, parts.reading, close.gradient)
+    if changed is not None:
+        return Verdict(
+            False,
+            f"the step changes `{changed}` of the module, which then is not the same for {few}. What is collected over "
+            f"batches belongs into a callback or a metric, or is returned",
+        )
+    rule = "mean"
+    if whole.has_loss or parts.has_loss:
+        comparison = Comparison(whole.results(), parts.results(), few, close)
+        found = comparison.rule()
+        if found is None:
+            return Verdict(False, comparison.reason())
+        rule = found
+    outcomes = (*whole.outcomes, *parts.outcomes)
+    outputs = _learned([outcome.output for outcome in outcomes], few, close)
+    logs = _learned([outcome.logged for outcome in outcomes], few, close)
+    for what, learned in (("returns", outputs), ("logs", logs)):
+        if isinstance(learned, Mismatch):
+            where = f" at {learned.name}" if learned.name else ""
+            return Verdict(False, f"what the step {what}{where} couples the samples of a batch: {learned.reason}")
+    return Verdict(True, loss_rule=rule, output_rules=_known(outputs), log_rules=_known(logs))
+
+
+def _learned(values: Sequence[Any], few: FewSamples, close: Closeness) -> Rules | Mismatch | None:
+    """How to merge what the parts give; None where there is nothing."""
+    whole, *parts = values
+    if all(value is None for value in values):
+        return None
+    return learn(whole, parts, few.sizes, few.weights, tolerance=close.gradient)
+
+
+def _known(learned: Rules | Mismatch | None) -> Rules | None:
+    return None if isinstance(learned, Mismatch) else learned
+
+
+@contextmanager
+def _gradients_set_aside(module: nn.Module) -> Iterator[None]:
+    """The very gradients that are there come back."""
+    kept = [(parameter, parameter.grad) for parameter in module.parameters()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+@contextmanager
+def _batch_norms_at_rest(module: nn.Module) -> Iterator[None]:
+    """Batch norms use their running statistics: what else couples samples is to be found."""
+    training = [each for each in module.modules() if is_batch_norm(each) and each.training]
+    for each in training:
+        each.training = False
+    try:
+        yield
+    finally:
+        for each in training:
+            each.training = True
