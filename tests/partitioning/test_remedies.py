@@ -11,7 +11,7 @@ from autobalance.profiling.profile import Profile
 
 # On two devices, two blocks each take 20 + 40 bytes of 50.
 PROFILE = Profile.from_costs([10] * 4, saved=[20] * 4, batch_size=4)
-QUESTION = Question(PROFILE, parse_devices([50, 50]), (50, 50), "balanced", excess=(0, 0))
+QUESTION = Question(PROFILE, parse_devices([50, 50]), (50, 50), "balanced", excess=(0, 0), schedules=("naive",))
 
 
 def _words(question: Question) -> dict[str, str]:
