@@ -60,6 +60,7 @@ from autobalance.compat.modes import single_threaded_backward as single_threaded
 from autobalance.compat.modes import unseen_by_transformers as unseen_by_transformers
 from autobalance.compat.norms import is_batch_norm as is_batch_norm
 from autobalance.compat.norms import is_instance_norm as is_instance_norm
+from autobalance.compat.recurrent import flat_weights_of as flat_weights_of
 from autobalance.compat.steps import call_around_closures as call_around_closures
 from autobalance.compat.steps import forget_unscaling as forget_unscaling
 from autobalance.compat.steps import logged_tensors as logged_tensors

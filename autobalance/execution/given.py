@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch import Tensor
 from autobalance.placement.contents import Contents, attributes, is_atom
 
 
-class _Slot(NamedTuple):
+@dataclass(frozen=True)
+class _Slot:
     """Stands for a tensor."""
 
     index: int

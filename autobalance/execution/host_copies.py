@@ -1,8 +1,8 @@
 """Copies between a device and pinned host memory, on streams of their own.
 
-Memory on the device comes from the stream that computes, so that none is set aside for copies: a copy up begins when what
-was launched before it is through. Pinned buffers are those of torch's caching host allocator, which hands them out again
-once the copies that use them are through (`ATen/core/CachingHostAllocator.h`).
+Memory on the device comes from the stream that computes, so that none is set aside for copies: a copy up begins when
+what was launched before it is through. Pinned buffers are those of torch's caching host allocator, which hands them out
+again once the copies that use them are through (`ATen/core/CachingHostAllocator.h`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def to_host(tensor: Tensor) -> OnHost:
         tensor: on a device, without autograd.
     """
     streams, device = _streams_of(tensor.device), tensor.device
-    if streams is None or is_fake(tensor):
+    if streams is None or is_fake(tensor) or tensor.layout is not torch.strided:
         return OnHost(tensor.to("cpu", copy=True))
     backend = torch.get_device_module(device)
     host = _pinned_like(tensor)

@@ -126,7 +126,7 @@ def _inside_region(block: _Recomputed) -> Iterator[None]:
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
     """Inside, running statistics stay as they are: with a momentum of 0 each is replaced by itself."""
-    norms: list[Any] = [part for part in module.modules() if _has_statistics(part)]
+    norms: list[Any] = [part for part in module.modules() if has_statistics(part)]
     before = [(norm.momentum, norm._buffers.get("num_batches_tracked")) for norm in norms]
     for norm, (_, counter) in zip(norms, before, strict=True):
         norm.momentum = 0.0
@@ -141,7 +141,13 @@ def _statistics_kept(module: nn.Module) -> Iterator[None]:
                 norm._buffers["num_batches_tracked"] = counter
 
 
-def _has_statistics(part: nn.Module) -> bool:
+def has_statistics(part: nn.Module) -> bool:
+    """Whether a module keeps running statistics, which change without counting it.
+
+    Example:
+        >>> has_statistics(nn.BatchNorm1d(2))
+        True
+    """
     return (is_batch_norm(part) or is_instance_norm(part)) and bool(part.track_running_stats)
 
 
@@ -153,7 +159,7 @@ def _changing_buffers(module: nn.Module) -> Versions:
     return [
         (part, name, buffer, version(buffer))
         for part in module.modules()
-        if not _has_statistics(part)
+        if not has_statistics(part)
         for name, buffer in part._buffers.items()
         if buffer is not None and not buffer.is_inference()
     ]

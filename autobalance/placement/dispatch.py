@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
 from autobalance.execution.running import running_of
-from autobalance.execution.savings import install_savings
+from autobalance.execution.savings import homes_of, install_savings, pin_streamed
 from autobalance.partitioning.agreement import refuse_other_devices, refuse_other_weights
 from autobalance.partitioning.executable import refuse_to_run
 from autobalance.partitioning.plan import Plan
@@ -60,10 +60,12 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
     methods = dict(declared() or {}) if callable(declared) else {}
     of_model = () if "" in blocks.names else methods.pop("", ())
     locator = DeviceLocator(targets)
-    savings = install_savings(model, blocks, running_of(plan), places, places, locator, methods)
+    running = running_of(plan)
+    savings = install_savings(model, blocks, running, places, places, locator, methods)
     installed = install(model, blocks, places, locator, methods, exit=(len(blocks) - 1, targets[plan.root]))
     check_pairs((*places, root_device))
-    place(model, blocks, places, loose, root_device)
+    place(model, blocks, homes_of(running, places), loose, root_device)
+    pin_streamed(blocks, running, places)
     model.__dict__[_DISPATCHED] = _Dispatched(installed, savings, _EntryLocator(targets), root_device)
     model.__dict__[_DISPATCHED].hook(model, ("forward", *of_model))
     return model

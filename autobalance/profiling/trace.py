@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
+from autobalance.execution.host_optimizer import host_parameters, on_host
 from autobalance.execution.running import Running
 from autobalance.execution.savings import install_savings
 from autobalance.kernels.target import SIMULATED, Target
@@ -121,6 +122,7 @@ def trace_placed(subject: Subject, placement: Placement) -> Traced:
             root_device=world.devices[placement.root if apart else 0],
             spot_of=lambda tensor: _spot(homes.get(id(tensor), placement.root), apart),
             running=placement.running,
+            apart=apart,
         )
         with world.charging(None if apart else placement.root):
             _run(subject, layout, world, traced)
@@ -153,7 +155,7 @@ class Placement:
 @dataclass(frozen=True)
 class _Layout:
     """Where everything is in a trace; `exit` is (index of the last block, place of the loss), `spot_of` gives (device
-    index, account) of one of the model's tensors."""
+    index, account) of one of the model's tensors, `apart` whether each device of the plan is one of the trial's."""
 
     places: Sequence[Place]
     exit: tuple[int, Place]
@@ -161,6 +163,7 @@ class _Layout:
     root_device: torch.device
     spot_of: Callable[[Tensor], tuple[int, int]]
     running: Running = field(default_factory=Running)
+    apart: bool = False
 
 
 def _homes(subject: Subject, of_block: Sequence[int], of_loose: Mapping[str, int]) -> dict[int, int]:
@@ -201,6 +204,9 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         watch_calls(twin_blocks, traced, subject.progress)
         watch_gradients(twin, traced)
         optimizers = trial.prepare(twin, layout.root_device)
+        away = host_parameters(twin, [world.devices[index] for index in layout.running.host_optimizer if layout.apart])
+        for optimizer in optimizers:
+            on_host(optimizer, away)
         if pipeline is not None:
             trial.split(pipeline, layout.running)
         if subject.opaque is not None and subject.kind == "fake":
@@ -222,17 +228,25 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
 def _replacing(subject: Subject, world: World, layout: _Layout) -> Callable[[Tensor], Tensor]:
     root, dtype = subject.root, subject.trial.dtype
     registered = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+    streaming = [subject.blocks.modules[index] for index in layout.running.streamed if layout.apart]
+    on_host = {
+        id(tensor)
+        for modules in streaming
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+    }
 
     def replace(tensor: Tensor) -> Tensor:
         if id(tensor) not in registered and tensor.device.type in ("cpu", "meta"):
             return world.on_host(tensor)  # a plain attribute stays on the host, as `module.to` leaves it there
-        spot = layout.spot_of(tensor)
+        spot, streams = layout.spot_of(tensor), id(tensor) in on_host
         tensor = with_shape(tensor)
         parts = compat.parts_of(tensor)
         if parts:
             return compat.rebuilt(tensor, {name: world.on_device(part, *spot) for name, part in parts.items()})
         cast = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-        return world.on_device(cast, *spot)
+        made = world.on_device(cast, *spot)
+        return made.to("cpu") if streams else made
 
     return replace
 

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autobalance.execution.host_optimizer import is_on_host
+
 
 def send_state_home(optimizers: Iterable[Optimizer]) -> None:
-    """Move each parameter's state to the parameter; step counters stay on the host, as optimizers want.
+    """Move each parameter's state to the parameter, but for that which the plan keeps on the host.
+
+    Step counters stay on the host, as optimizers want.
 
     Args:
         optimizers: some have state from the start, on the device where the parameters were then.
@@ -20,7 +24,7 @@ def send_state_home(optimizers: Iterable[Optimizer]) -> None:
             if not isinstance(parameter, Tensor) or not isinstance(state, MutableMapping):
                 continue
             for key, value in state.items():
-                if key != "step" and isinstance(value, Tensor):
+                if key != "step" and isinstance(value, Tensor) and not is_on_host(optimizer, parameter):
                     state[key] = value.to(parameter.device)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from autobalance.blocks import find_blocks
+from autobalance.execution.host_optimizer import host_parameters, on_host
 from autobalance.execution.running import running_of
-from autobalance.execution.savings import install_savings
+from autobalance.execution.savings import homes_of, install_savings, pin_streamed
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
@@ -70,13 +72,16 @@ class Placed:
         blocks = find_blocks(module).ordered(plan.block_names)
         places = [devices[index] for index in plan.assignment]
         loose = {name: devices[index] for name, index in plan.loose_map.items()}
-        materialize(module, blocks, places, loose, devices[plan.root])
-        place(module, blocks, places, loose, devices[plan.root])
+        running = running_of(plan)
+        homes = homes_of(running, places)
+        materialize(module, blocks, homes, loose, devices[plan.root])
+        place(module, blocks, homes, loose, devices[plan.root])
+        pin_streamed(blocks, running, places)
         methods = getattr(module, "forward_methods", None)
         declared = methods() if callable(methods) else None
         exit = len(blocks) - 1, devices[plan.root]
         locator = DeviceLocator(devices)
-        self._savings = install_savings(module, blocks, running_of(plan), places, places, locator, declared)
+        self._savings = install_savings(module, blocks, running, places, places, locator, declared)
         self._installed = install(module, blocks, places, locator, declared, exit)
         if module not in (part for modules in blocks.modules for part in modules):
             self._undo = replace_method(module, "forward", partial(_with_glue, self._installed))
@@ -85,6 +90,22 @@ class Placed:
             for part in module.modules()
             for name, buffer in part.named_buffers(recurse=False)
         ]
+
+    def keep_state_on_host(self, optimizers: Iterable[Optimizer], devices: Sequence[torch.device]) -> None:
+        """Let optimizers have the state of parameters on the host of which the plan says so.
+
+        Args:
+            optimizers: of the placed model.
+            devices: the torch device of each device of the plan.
+
+        Raises:
+            ValueError: if one of them cannot.
+        """
+        module = self.module()
+        assert module is not None
+        away = host_parameters(module, [devices[index] for index in self.plan.host_optimizer])
+        for optimizer in optimizers:
+            on_host(optimizer, away)
 
     def glue(self) -> AbstractContextManager[None]:
         """A context in which operations outside blocks run where their operands are, if the model is placed."""

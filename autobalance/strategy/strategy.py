@@ -166,6 +166,9 @@ class SelfBalanceStrategy(OneProcess):
             assert self._placed is not None
             assert self.parallel_devices
             self._placed.keep_state_on_host(self.optimizers, self.parallel_devices)
+            assert self._placed is not None
+            assert self.parallel_devices
+            self._placed.keep_state_on_host(self.optimizers, self.parallel_devices)
             self._undo_closures = call_around_closures(trainer, self._recovery.run)
 
     def model_to_device(self) -> None:
