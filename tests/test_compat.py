@@ -181,20 +181,24 @@ def test_checkpointed_functions_can_be_wrapped(reentrant: bool, monkeypatch: pyt
     monkeypatch.delattr(checkpoint, "_wrapped_by_autobalance", raising=False)
     calls: list[str] = []
 
-    def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def wrapped(*args: torch.Tensor) -> torch.Tensor:
-            calls.append("wrapped")
-            return function(*args)
+    def wrapping(name: str) -> Callable[..., Callable[..., torch.Tensor]]:
+        def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def wrapped(*args: torch.Tensor) -> torch.Tensor:
+                calls.append(name)
+                return function(*args)
 
-        return wrapped
+            return wrapped
 
-    compat.call_at_checkpoint(wrap)
-    compat.call_at_checkpoint(wrap)
+        return wrap
+
+    inner, outer = wrapping("inner"), wrapping("outer")
+    for wrap in (inner, outer, inner):
+        compat.call_at_checkpoint(wrap)
     x = torch.ones(2, requires_grad=True)
     loss = checkpoint.checkpoint(lambda x: (x * x).sum(), x, use_reentrant=reentrant)
     before = len(calls)
     loss.backward()
-    assert len(calls) == before + 1, "the function that runs again is the wrapped one"
+    assert calls[before:] == ["outer", "inner"], "the function that runs again is the wrapped one"
     assert x.grad is not None
     assert x.grad.tolist() == [2.0, 2.0]
     checkpoint.__dict__.pop("_wrapped_by_autobalance")

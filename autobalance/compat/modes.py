@@ -62,24 +62,33 @@ def call_at_checkpoint(wrap: Callable[[Callable[..., Any]], Callable[..., Any]])
     The function runs again in backward, when the modes that were active around the forward are no longer.
 
     Args:
-        wrap: a function of a module, asked at each checkpoint; given again, it is not wrapped twice.
+        wrap: a function of a module, asked at each checkpoint, after those given before; given again, it is asked once.
     """
-    if hasattr(checkpoint, "_wrapped_by_autobalance"):
+    wraps_at_checkpoint: list[Any] = checkpoint.__dict__.setdefault("_wrapped_by_autobalance", [])
+    if wrap in wraps_at_checkpoint:
         return
+    wraps_at_checkpoint.append(wrap)
+    if len(wraps_at_checkpoint) > 1:  # torch is ready for it
+        return
+
+    def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        for each in wraps_at_checkpoint:
+            function = each(function)
+        return function
+
     plain_generator, plain_function = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
 
     @wraps(plain_generator)
     def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return plain_generator(wrap(fn), *args, **kwargs)
+        return plain_generator(wrapped(fn), *args, **kwargs)
 
     class CheckpointFunction(plain_function):  # type: ignore[misc, valid-type]  # torch declares no type for it
         @classmethod
         def apply(cls, run_function: Callable[..., Any], *args: Any) -> Any:
-            return super().apply(wrap(run_function), *args)
+            return super().apply(wrapped(run_function), *args)
 
     checkpoint._checkpoint_without_reentrant_generator = generator
     checkpoint.CheckpointFunction = CheckpointFunction  # type: ignore[misc]  # a class is not meant to be replaced
-    checkpoint._wrapped_by_autobalance = True  # type: ignore[attr-defined]  # our own mark
 
 
 def current_node() -> Any:

@@ -48,6 +48,12 @@ class Beside(Protocol):
     def leave(self, block: int, micro_batch: MicroBatch) -> None:
         """It has returned or failed."""
 
+    def enter_again(self, block: int) -> None:
+        """A block runs next in a backward, where a checkpoint around it runs it again."""
+
+    def leave_again(self, block: int) -> None:
+        """It has returned or failed."""
+
 
 class Pipeline:
     """Runs steps in micro-batches; it is the visitor that blocks' doors tell of their calls.
@@ -153,6 +159,11 @@ class Pipeline:
         """Tell of the visit's end."""
         self._tell("leave", block)
 
+    @property
+    def again(self) -> _Again:
+        """The visitor that is told of visits in a backward."""
+        return _Again(self._beside)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # the blocks of a model's copy are not those of the run
 
@@ -212,6 +223,28 @@ class Pipeline:
                     run.call.cancel()
             finally:
                 self._runs = {}
+
+
+class _Again:
+    """Tells of the visits of blocks that a checkpoint around them runs again in a backward."""
+
+    def __init__(self, beside: Sequence[Beside]) -> None:
+        self._beside = beside
+
+    @property
+    def again(self) -> _Again:
+        return self
+
+    def arrive(self, block: int) -> None:
+        """Nothing is suspended in the midst of a backward's node."""
+
+    def enter(self, block: int, args: Any, kwargs: Any) -> None:
+        for other in self._beside:
+            other.enter_again(block)
+
+    def leave(self, block: int) -> None:
+        for other in self._beside:
+            other.leave_again(block)
 
 
 class _Run:

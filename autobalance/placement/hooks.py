@@ -27,6 +27,10 @@ Remove = Callable[[], None]
 class Visitor(Protocol):
     """Is told of each visit of a block that the user's own code makes, outside other blocks and outside backwards."""
 
+    @property
+    def again(self) -> Visitor:
+        """Who is told instead of visits in a backward, for which a checkpoint around blocks runs them again."""
+
     def arrive(self, block: int) -> None:
         """The block is called; nothing has moved yet."""
 
@@ -59,9 +63,9 @@ class Door:
 
     def watch(self) -> Visitor | None:
         """Who is to be told of a visit that begins now."""
-        if self.visitor is None or any(visit.visitor for visit in _visits.stack) or compat.in_backward():
+        if self.visitor is None or any(visit.visitor for visit in _visits.stack):
             return None
-        return self.visitor
+        return self.visitor.again if compat.in_backward() else self.visitor
 
 
 @dataclass(frozen=True, eq=False)
