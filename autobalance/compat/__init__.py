@@ -25,6 +25,7 @@ from autobalance.compat.lightning import call_before_strategy_is_chosen as call_
 from autobalance.compat.lightning import closure_classes as closure_classes
 from autobalance.compat.lightning import configured_optimizers as configured_optimizers
 from autobalance.compat.lightning import data_owners as data_owners
+from autobalance.compat.lightning import detects_anomalies as detects_anomalies
 from autobalance.compat.lightning import fresh_iterator as fresh_iterator
 from autobalance.compat.lightning import gives_one_after_the_other as gives_one_after_the_other
 from autobalance.compat.lightning import lightning_optimizer as lightning_optimizer
@@ -36,6 +37,9 @@ from autobalance.compat.lightning import skips_backward as skips_backward
 from autobalance.compat.lightning import stepping_scaler as stepping_scaler
 from autobalance.compat.lightning import transferred_batch as transferred_batch
 from autobalance.compat.lightning import trial_precision as trial_precision
+from autobalance.compat.looking_ahead import leave_prepared_alone as leave_prepared_alone
+from autobalance.compat.looking_ahead import take_ahead as take_ahead
+from autobalance.compat.looking_ahead import transferred_by_loop as transferred_by_loop
 from autobalance.compat.modes import accumulates_gradients as accumulates_gradients
 from autobalance.compat.modes import autocast_keeps_casts as autocast_keeps_casts
 from autobalance.compat.modes import call_around_backward as call_around_backward
@@ -45,7 +49,6 @@ from autobalance.compat.modes import dispatching_to_python as dispatching_to_pyt
 from autobalance.compat.modes import excluded_autocast as excluded_autocast
 from autobalance.compat.modes import function_modes as function_modes
 from autobalance.compat.modes import in_backward as in_backward
-from autobalance.compat.modes import in_functional_transform as in_functional_transform
 from autobalance.compat.modes import in_functional_transform as in_functional_transform
 from autobalance.compat.modes import insert_function_mode as insert_function_mode
 from autobalance.compat.modes import is_node_of as is_node_of

@@ -38,9 +38,12 @@ class EarlyGradients:
             self._waiting = early
 
     def give_back(self) -> None:
-        """Show the gradients of the micro-batches."""
+        """Show the gradients of the micro-batches, on top of those that were not zeroed: of what no optimizer has."""
         if self._are_zeroed:
-            self._put(self._waiting)
+            for parameter, early in zip(self._parameters, self._waiting, strict=True):
+                if early is not None and parameter.grad is not None:
+                    early += parameter.grad
+                parameter.grad = parameter.grad if early is None else early
             self._waiting = []
 
     def _taken(self) -> list[Tensor | None]:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from autobalance.blocks import find_blocks
 from autobalance.execution.host_optimizer import host_parameters, on_host
+from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import running_of
 from autobalance.execution.savings import homes_of, install_savings, pin_streamed
 from autobalance.partitioning.plan import Plan
@@ -23,6 +24,7 @@ from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
 from autobalance.placement.locate import DeviceLocator
 from autobalance.placement.materialize import materialize
+from autobalance.placement.pairs import check_pairs
 from autobalance.placement.place import place
 from autobalance.strategy.loaders import elements_in
 
@@ -36,12 +38,14 @@ class Placed:
         plan: where everything is.
         training: whether the plan covers training.
         elements: elements of the largest batch that the plan covers; None if that is not known.
+        pipeline: runs micro-batches; None while nothing is placed, and where batches stay whole.
     """
 
     module: weakref.ref[nn.Module]
     plan: Plan
     training: bool
     elements: int | None
+    pipeline: Pipeline | None = None
     _installed: Installed | None = None
     _undo: Remove | None = None
     _savings: list[Remove] = field(default_factory=list)
@@ -72,6 +76,7 @@ class Placed:
         blocks = find_blocks(module).ordered(plan.block_names)
         places = [devices[index] for index in plan.assignment]
         loose = {name: devices[index] for name, index in plan.loose_map.items()}
+        check_pairs((*places, devices[plan.root]))
         running = running_of(plan)
         homes = homes_of(running, places)
         materialize(module, blocks, homes, loose, devices[plan.root])
@@ -82,7 +87,8 @@ class Placed:
         exit = len(blocks) - 1, devices[plan.root]
         locator = DeviceLocator(devices)
         self._savings = install_savings(module, blocks, running, places, places, locator, declared)
-        self._installed = install(module, blocks, places, locator, declared, exit)
+        self.pipeline = running_of(plan).pipeline()
+        self._installed = install(module, blocks, places, locator, declared, exit, self.pipeline)
         if module not in (part for modules in blocks.modules for part in modules):
             self._undo = replace_method(module, "forward", partial(_with_glue, self._installed))
         self._buffers = [
@@ -119,7 +125,7 @@ class Placed:
             self._installed.remove()
         while self._savings:
             self._savings.pop()()
-        self._installed, self._undo, self._buffers = None, None, []
+        self._installed, self._undo, self._buffers, self.pipeline = None, None, [], None
 
     def send_buffers_home(self) -> None:
         """Move buffers that were made anew elsewhere back to their module's device."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from autobalance import compat
 from autobalance.profiling.trial import Glue, Mark
+from autobalance.strategy.early_gradients import EarlyGradients
 
 
 class TrialTrainer:
@@ -71,6 +72,7 @@ class TrialStrategy:
         self.lr_scheduler_configs: list[Any] = []
         self.glue: Glue
         self.mark: Mark
+        self.early: EarlyGradients | None = None
         self._manual_step = 0
 
     @property
@@ -102,7 +104,11 @@ class TrialStrategy:
         plugin, twin = self.precision_plugin, self.lightning_module
         with self.glue():
             loss = plugin.pre_backward(loss, twin)
-            plugin.backward(loss, twin, optimizer, *args, **kwargs)
+            if self.early is None:
+                plugin.backward(loss, twin, optimizer, *args, **kwargs)
+            else:
+                self.early.give_back()
+                self.early = None
             result: torch.Tensor = plugin.post_backward(loss, twin)
         return result
 

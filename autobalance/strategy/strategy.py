@@ -25,6 +25,7 @@ from autobalance.strategy.planning import plan_run, read_plan
 from autobalance.strategy.rebalance import rebalance
 from autobalance.strategy.recovery import Recovery
 from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
+from autobalance.strategy.steps_in_parts import StepsInParts, steps_in_parts
 from autobalance.strategy.summary import log_plan
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class SelfBalanceStrategy(OneProcess):
         if self._given_plan is not None:
             refuse_to_run(self._given_plan)
         self._placed: Placed | None = None
+        self._micro_batches: StepsInParts | None = None
         self._trainer: Any = None
         self._recovery = Recovery(self)
         self._undo_closures: Callable[[], None] = lambda: None
@@ -166,9 +168,6 @@ class SelfBalanceStrategy(OneProcess):
             assert self._placed is not None
             assert self.parallel_devices
             self._placed.keep_state_on_host(self.optimizers, self.parallel_devices)
-            assert self._placed is not None
-            assert self.parallel_devices
-            self._placed.keep_state_on_host(self.optimizers, self.parallel_devices)
             self._undo_closures = call_around_closures(trainer, self._recovery.run)
 
     def model_to_device(self) -> None:
@@ -206,14 +205,19 @@ class SelfBalanceStrategy(OneProcess):
         self.accelerator.setup_device(self.root_device)
         set_lightning_device(self.lightning_module, self.root_device)
         planned.place(self.parallel_devices)
+        if self._micro_batches is not None:
+            self._micro_batches.remove()
+        self._micro_batches = steps_in_parts(self._trainer, planned, self.glue)
 
     def teardown(self) -> None:
         """Take the hooks off, then bring everything back to the host."""
         if self._placed is not None:
             self._placed.remove()
+        if self._micro_batches is not None:
+            self._micro_batches.remove()
         self._undo_closures()
         self._recovery.forget()
-        self._trainer = None
+        self._trainer = self._micro_batches = None
         super().teardown()
 
     @contextmanager
@@ -227,23 +231,47 @@ class SelfBalanceStrategy(OneProcess):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, as the schedule runs it."""
         drop_stale_gradients(self._trainer, self.optimizers)
+        if self._micro_batches is not None:
+            return self._micro_batches.train(super().training_step, *args, **kwargs)
         return self._schedule.run(super().training_step, *args, **kwargs)
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Backward, as the schedule runs it."""
-        return self._schedule.run(super().backward, closure_loss, optimizer, *args, **kwargs)
+        """Backward, as the schedule runs it; where micro-batches have had theirs, the hooks around it."""
+        steps, module = self._micro_batches, self.lightning_module
+        if steps is None or module is None or not steps.have_run_backward:
+            return self._schedule.run(super().backward, closure_loss, optimizer, *args, **kwargs)
+        self.pre_backward(closure_loss)
+        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
+        steps.give_back_gradients()
+        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
+        self.post_backward(closure_loss)
+        return closure_loss
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, as the schedule runs it."""
-        return self._recovery.run(partial(self._schedule.run, super().validation_step, *args, **kwargs), args)
+        return self._evaluate(super().validation_step, args, kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, as the schedule runs it."""
-        return self._recovery.run(partial(self._schedule.run, super().test_step, *args, **kwargs), args)
+        return self._evaluate(super().test_step, args, kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's step, as the schedule runs it."""
-        return self._recovery.run(partial(self._schedule.run, super().predict_step, *args, **kwargs), args)
+        return self._evaluate(super().predict_step, args, kwargs)
+
+    def _evaluate(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._recovery.run(lambda: self._evaluate_once(step, args, kwargs), args)
+
+    def _evaluate_once(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._micro_batches is not None:  # asked each time: recovery may have changed the plan
+            return self._micro_batches.evaluate(step, *args, **kwargs)
+        return self._schedule.run(step, *args, **kwargs)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Move a batch to the root device, with the user's hooks, unless that has been done ahead of its turn."""
+        if self._micro_batches is not None and self._micro_batches.is_prepared(batch):
+            return batch
+        return super().batch_to_device(batch, device, dataloader_idx)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The optimizer's step, after the forward and backward in `closure`."""

@@ -6,17 +6,24 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from autobalance import compat
+from autobalance.execution.pipeline import Pipeline
+from autobalance.execution.running import Running
+from autobalance.execution.splitting import parts_of
 from autobalance.profiling.trial import Batch, Glue, Mark
+from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.gradients import frees_gradients_early
 from autobalance.strategy.logged import LoggedValues
 from autobalance.strategy.metrics import is_metric, stand_in_for_metric
 from autobalance.strategy.optimizers import refuse_gathering
+from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part
+from autobalance.strategy.recorded_logs import RecordedLogs
 from autobalance.strategy.registration import lightning_root, overrides
 from autobalance.strategy.stand_ins import TrialTrainer
 
@@ -42,6 +49,12 @@ class LightningTrial:
         self._logged: Any = None
         self._training_batch: Batch | None = None
         self._device = torch.device("cpu")
+        self._pipeline: Pipeline | None = None
+        self._micro_batches = 1
+
+    def split(self, pipeline: Pipeline, running: Running) -> None:
+        """From now on split batches as the run will."""
+        self._pipeline, self._micro_batches = pipeline, running.micro_batches
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
         """The copy gets a Trainer of its own; its metrics only keep their bytes, unless elements are real."""
@@ -57,6 +70,7 @@ class LightningTrial:
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
         """Give the copy silent logging, its own precision plugin and optimizers."""
         self._device = device
+        self._pipeline, self._micro_batches = None, 1
         self._logged = LoggedValues(self._package, device)
         for name, stand_in in (
             ("log", self._logged.log),
@@ -153,7 +167,11 @@ class LightningTrial:
         optimizer = strategy.optimizers[0]
 
         def step() -> Any:
-            return result_class.from_training_step_output(self._training_step(twin, moved, glue), accumulate)
+            if self._pipeline is None:
+                output = self._training_step(twin, moved, glue)
+            else:
+                output = self._split_step(twin, moved, glue, is_first=micro_step == 0, accumulate=accumulate)
+            return result_class.from_training_step_output(output, accumulate)
 
         def zero_grad() -> None:
             with glue():
@@ -169,8 +187,32 @@ class LightningTrial:
 
     def _training_step(self, twin: Any, moved: Any, glue: Glue) -> Any:
         self._logged.begin("training_step", 0)
+        return self._step_on(twin, glue, moved)
+
+    def _step_on(self, twin: Any, glue: Glue, part: Any) -> Any:
         with self._stand_in.precision_plugin.train_step_context(), glue():
-            return twin.training_step(*_arguments(twin.training_step, moved, 0))
+            return twin.training_step(*_arguments(twin.training_step, part, 0))
+
+    def _split_step(self, twin: Any, moved: Any, glue: Glue, is_first: bool, accumulate: int) -> Any:
+        """A training step with its backwards, as `MicroBatchedSteps` runs it."""
+        assert self._pipeline is not None
+        parts = parts_of(twin, moved, self._micro_batches)
+        if len(parts.sizes) < 2:
+            return self._training_step(twin, moved, glue)
+        strategy = self._stand_in.strategy
+        optimizer = strategy.optimizers[0]
+
+        def backward(loss: torch.Tensor) -> None:
+            with glue():
+                backward_of_part(self._stand_in.precision_plugin, loss / accumulate, twin, optimizer)
+
+        self._logged.begin("training_step", 0)
+        early = EarlyGradients(twin.parameters(), are_zeroed=is_first)
+        steps = PipelinedSteps(self._pipeline, RecordedLogs(twin))
+        output = steps.train(parts, partial(self._step_on, twin, glue), backward)
+        early.set_aside()
+        strategy.early = early
+        return output
 
     def _evaluate(self, twin: Any, batch: Batch, glue: Glue, mark: Mark) -> None:
         name = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}[batch.kind]
@@ -186,8 +228,8 @@ class LightningTrial:
             for _ in range(2):  # the second batch is beside what the first has logged
                 mark(f"{batch.name}: {name}")
                 moved = self._transferred(twin, batch)
-                with _no_gradients(self._trainer), context(), glue():
-                    step(*_arguments(step, moved, batch.loader))
+                with _no_gradients(self._trainer):
+                    self._evaluation_step(twin, moved, partial(_evaluated, step, batch.loader, context, glue))
                 self._logged.end_batch()
                 del moved
             self._logged.end_epoch()
@@ -195,9 +237,21 @@ class LightningTrial:
             for module, mode in modes.items():
                 module.training = mode
 
+    def _evaluation_step(self, twin: Any, moved: Any, step: Callable[[Any], Any]) -> None:
+        parts = None if self._pipeline is None else parts_of(twin, moved, self._micro_batches)
+        if self._pipeline is None or parts is None or len(parts.sizes) < 2:
+            step(moved)
+        else:
+            PipelinedSteps(self._pipeline, RecordedLogs(twin)).evaluate(parts, step)
+
     def _transferred(self, twin: nn.Module, batch: Batch) -> Any:
         data = self._stand_in.precision_plugin.convert_input(batch.data)
         return compat.transferred_batch(twin, data, self._device, batch.loader)
+
+
+def _evaluated(step: Callable[..., Any], loader: int, context: Callable[[], Any], glue: Glue, part: Any) -> Any:
+    with context(), glue():
+        return step(*_arguments(step, part, loader))
 
 
 def _say_nothing(*args: Any, **kwargs: Any) -> None:

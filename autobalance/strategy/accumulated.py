@@ -1,0 +1,116 @@
+"""The batches of one `accumulate_grad_batches` window as the micro-batches of one step.
+
+At the first batch of a window the following ones are taken from the loader ahead of time, and all go through the
+pipeline together. At its own turn each batch then shows what it has given: loss, logs, outputs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from autobalance.compat import leave_prepared_alone, take_ahead, transferred_by_loop
+from autobalance.execution.pipeline import Pipeline
+from autobalance.strategy.early_gradients import EarlyGradients
+from autobalance.strategy.loaders import tensors_in
+from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part
+from autobalance.strategy.recorded_logs import RecordedLogs
+
+
+class AccumulatedSteps:
+    """Runs windows of batches, and stands between Lightning's `training_step`, `zero_grad` and `backward`.
+
+    Args:
+        trainer: in `fit`, its model placed.
+        pipeline: runs micro-batches; the doors of the model's blocks tell it of their calls.
+        glue: the context for the user's code.
+    """
+
+    def __init__(self, trainer: Any, pipeline: Pipeline, glue: Callable[[], AbstractContextManager[None]]) -> None:
+        self._trainer = trainer
+        self._glue = glue
+        self._logs = RecordedLogs(trainer.lightning_module)
+        self._steps = PipelinedSteps(pipeline, self._logs)
+        self._prepared: dict[tuple[int, ...], Any] = {}
+        self._results: deque[tuple[int, Any]] = deque()
+        self._early: EarlyGradients | None = None
+        self._has_stepped = False
+        self._undo = leave_prepared_alone(trainer.lightning_module, self.is_prepared)
+
+    def remove(self) -> None:
+        """Let the training loop see to its batches by itself again."""
+        self._undo()
+
+    def is_prepared(self, batch: Any) -> bool:
+        """Whether a batch has been through the hooks around its transfer ahead of its turn."""
+        return _identity(batch) in self._prepared
+
+    @property
+    def have_run_backward(self) -> bool:
+        """Whether the training step before has made its gradients, which `backward` then only gives back."""
+        return self._has_stepped
+
+    def train(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
+        """The training step of one batch: at the first of a window, those of all others too.
+
+        Args:
+            step: Lightning's step of the strategy.
+            batch: of this step.
+            others: its number in the epoch, if the step takes that.
+
+        Returns:
+            What the user's step returned for this batch.
+        """
+        if not self._results:
+            self._run_window(step, batch, takes_number=bool(others))
+        self._prepared.pop(_identity(batch), None)
+        number, output = self._results.popleft()
+        self._logs.replay_one(number)
+        self._has_stepped = True
+        return output
+
+    def evaluate(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a validation, test or prediction step: one batch alone."""
+        with self._glue():
+            return step(*args, **kwargs)
+
+    def give_back_gradients(self) -> None:
+        """Show the gradients of the whole window at its first batch; the others have none of their own."""
+        self._has_stepped = False
+        if self._early is not None:
+            self._early.give_back()
+            self._early = None
+
+    def _run_window(self, step: Callable[..., Any], batch: Any, takes_number: bool) -> None:
+        trainer = self._trainer
+        batch_idx, accumulated = trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches
+        to_come = min(accumulated - 1 - batch_idx % accumulated, trainer.num_training_batches - batch_idx - 1)
+        ahead = take_ahead(trainer, to_come, partial(transferred_by_loop, trainer))
+        self._prepared = {_identity(prepared): prepared for prepared in ahead}
+        batches = list(enumerate([batch, *ahead], batch_idx))
+
+        def run(numbered: tuple[int, Any]) -> Any:
+            with self._glue():
+                return step(numbered[1], numbered[0]) if takes_number else step(numbered[1])
+
+        def backward(loss: Tensor) -> None:
+            with self._glue():
+                backward_of_part(
+                    trainer.precision_plugin, loss / accumulated, trainer.lightning_module, trainer.optimizers[0]
+                )
+
+        early = EarlyGradients(trainer.lightning_module.parameters(), are_zeroed=batch_idx % accumulated == 0)
+        outputs = self._steps.train_each(batches, run, backward)
+        early.set_aside()
+        self._early = early
+        self._results = deque(enumerate(outputs))
+
+
+def _identity(batch: Any) -> tuple[int, ...]:
+    """Tells batches apart by their tensors: casts make the containers anew."""
+    return tuple(id(tensor) for tensor in tensors_in(batch)) or (id(batch),)

@@ -1,0 +1,58 @@
+"""The steps of the Trainer's run in micro-batches, between Lightning's own calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+from autobalance.execution.pipeline import Pipeline
+from autobalance.strategy.accumulated import AccumulatedSteps
+from autobalance.strategy.micro_batched import MicroBatchedSteps
+from autobalance.strategy.placed import Placed
+
+Glue = Callable[[], AbstractContextManager[None]]
+
+
+class StepsInParts(Protocol):
+    """Runs steps in micro-batches, the backwards of training steps too, which Lightning asks for only later."""
+
+    @property
+    def have_run_backward(self) -> bool:
+        """Whether the training step before has made its gradients, which `backward` then only gives back."""
+
+    def train(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a training step with its backwards.
+
+        Args:
+            step: Lightning's step of the strategy.
+            args, kwargs: of the step, the batch first.
+        """
+
+    def give_back_gradients(self) -> None:
+        """Show the gradients that the last training step has made."""
+
+    def evaluate(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a validation, test or prediction step."""
+
+    def is_prepared(self, batch: Any) -> bool:
+        """Whether a batch has been through the hooks around its transfer ahead of its turn."""
+
+    def remove(self) -> None:
+        """Let Lightning see to its batches by itself again."""
+
+
+def steps_in_parts(trainer: Any, placed: Placed, glue: Glue) -> StepsInParts | None:
+    """What runs the steps of a placed model in micro-batches; None where batches stay whole.
+
+    Args:
+        trainer: in a run.
+        placed: its model.
+        glue: the context for the user's code.
+    """
+    pipeline: Pipeline | None = placed.pipeline
+    if pipeline is None:
+        return None
+    make = AccumulatedSteps if placed.plan.accumulated else partial(MicroBatchedSteps, count=placed.plan.micro_batches)
+    return make(trainer, pipeline, glue)
