@@ -272,3 +272,8 @@ def test_hooks_that_are_overridden_run_in_a_context(lightning: ModuleType, monke
     model.layer.register_forward_hook(lambda *_: seen.append(("step", len(entered))))
     make_trainer(lightning, callbacks=[Watch()], max_steps=1).fit(model, data())
     assert seen == [("callback", 1), ("module", 1), ("step", 0)]
+
+
+def test_a_trainer_tells_whether_it_detects_anomalies(lightning: ModuleType) -> None:
+    assert compat.detects_anomalies(make_trainer(lightning, detect_anomaly=True))
+    assert not compat.detects_anomalies(make_trainer(lightning))

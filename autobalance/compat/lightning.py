@@ -21,6 +21,11 @@ def set_lightning_device(module: nn.Module, device: torch.device) -> None:
             vars(part)["_device"] = device
 
 
+def detects_anomalies(trainer: Any) -> bool:
+    """Whether a Trainer runs with autograd's anomaly detection."""
+    return bool(trainer._detect_anomaly)
+
+
 def request_loaders(package: str, loop: Any) -> Any:
     """What the user's loader hook or argument gives for `loop`: a loader, a collection of them, or None.
 
