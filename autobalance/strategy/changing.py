@@ -30,7 +30,8 @@ class _Held:
 class ChangingTensors:
     """Remembers which buffers and metric states change in steps: only those are copied, to the host, before the next.
 
-    Before the first step all are copied, for nothing is known yet; what lies on the devices stays as planned.
+    Before the first step all are copied, for nothing is known yet; what lies on the devices stays as planned. Running
+    statistics of norms are copied always: torch counts no version of what its kernels write there.
 
     Example:
         >>> changing = ChangingTensors(model)
@@ -55,13 +56,15 @@ class ChangingTensors:
         copies: dict[Slot, Tensor] = {}
         for each in held:
             slot = id(each.owner), each.name
-            if self._known is None or slot in self._known:
+            if self._known is None or slot in self._known or has_running_statistics(each.owner):
                 copies[slot] = self._copied(slot, each.tensor)
         return NotedTensors(held, copies)
 
     def learn(self, before: NotedTensors) -> None:
         """Take note of what has changed since `before`."""
-        changed = {(id(each.owner), each.name) for each in before.held if before.differs(each)}
+        # By their numbers at first, while all are copied: what is changed past autograd has no new version either.
+        numbers = self._known is None
+        changed = {(id(each.owner), each.name) for each in before.held if before.differs(each, numbers)}
         self._known = changed if self._known is None else self._known | changed
 
     def _copied(self, slot: Slot, tensor: Tensor) -> Tensor:
@@ -87,9 +90,17 @@ class NotedTensors:
         self.held = held
         self._copies = copies
 
-    def differs(self, each: _Held) -> bool:
-        """Whether another tensor stands in its place now, or its numbers may have changed."""
-        return getattr(each.owner, each.name, None) is not each.tensor or each.has_changed
+    def differs(self, each: _Held, by_numbers: bool = False) -> bool:
+        """Whether another tensor stands in its place now, or its numbers may have changed.
+
+        Args:
+            each: one of them.
+            by_numbers: whether to compare the numbers themselves with the copy.
+        """
+        if getattr(each.owner, each.name, None) is not each.tensor or each.has_changed:
+            return True
+        copy = self._copies.get((id(each.owner), each.name)) if by_numbers else None
+        return copy is not None and not torch.equal(copy, each.tensor.detach().cpu())
 
     def lost(self) -> list[str]:
         """Names of those that have changed in place where no copy was made."""
@@ -102,9 +113,10 @@ class NotedTensors:
     def put_back(self) -> None:
         """Put each tensor, with its numbers, back in its place."""
         for each in self.held:
-            if each.has_changed:
+            copy = self._copies.get((id(each.owner), each.name))
+            if copy is not None:
                 with torch.no_grad():
-                    each.tensor.copy_(self._copies[id(each.owner), each.name])
+                    each.tensor.copy_(copy)
             if getattr(each.owner, each.name, None) is not each.tensor:
                 setattr(each.owner, each.name, each.tensor)
 
@@ -112,6 +124,11 @@ class NotedTensors:
 def version_of(tensor: Tensor) -> int:
     """How often it was changed in place; of one made in inference mode nobody counts, so it may have changed or not."""
     return -1 if tensor.is_inference() else version(tensor)
+
+
+def has_running_statistics(module: nn.Module) -> bool:
+    """Whether a module is a norm that updates statistics of its inputs while it is trained."""
+    return getattr(module, "track_running_stats", False) is True
 
 
 def _held_by(module: nn.Module) -> Iterator[_Held]:
