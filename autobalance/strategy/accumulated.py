@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autobalance.compat import leave_prepared_alone, take_ahead, transferred_by_loop
 from autobalance.execution.pipeline import Pipeline
+from autobalance.execution.seeds import step_seed
 from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part
@@ -105,7 +106,7 @@ class AccumulatedSteps:
                 )
 
         early = EarlyGradients(trainer.lightning_module.parameters(), are_zeroed=batch_idx % accumulated == 0)
-        outputs = self._steps.train_each(batches, run, backward)
+        outputs = self._steps.train_each(batches, run, backward, seed=step_seed())
         early.set_aside()
         self._early = early
         self._results = deque(enumerate(outputs))

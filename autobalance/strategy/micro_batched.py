@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autobalance.compat import skips_backward
 from autobalance.execution.pipeline import Pipeline
+from autobalance.execution.seeds import step_seed
 from autobalance.execution.splitting import Parts, parts_of
 from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part, without_graph
@@ -72,7 +73,7 @@ class MicroBatchedSteps:
 
         is_first = trainer.fit_loop.epoch_loop.batch_idx % accumulated == 0
         early = EarlyGradients(trainer.lightning_module.parameters(), are_zeroed=is_first)
-        output = self._steps.train(parts, run, backward)
+        output = self._steps.train(parts, run, backward, seed=step_seed())
         early.set_aside()
         self._early = early
         return output

@@ -19,6 +19,7 @@ from autobalance.execution.host_optimizer import host_parameters, on_host
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import running_of
 from autobalance.execution.savings import homes_of, install_savings, pin_streamed
+from autobalance.execution.seeds import SeededVisits
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
@@ -87,7 +88,7 @@ class Placed:
         exit = len(blocks) - 1, devices[plan.root]
         locator = DeviceLocator(devices)
         self._savings = install_savings(module, blocks, running, places, places, locator, declared)
-        self.pipeline = running_of(plan).pipeline()
+        self.pipeline = running.pipeline([SeededVisits(blocks.names, places, devices[plan.root])])
         self._installed = install(module, blocks, places, locator, declared, exit, self.pipeline)
         if module not in (part for modules in blocks.modules for part in modules):
             self._undo = replace_method(module, "forward", partial(_with_glue, self._installed))
