@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -63,7 +65,8 @@ def call_around_closures(trainer: Any, around: Callable[[Callable[[], Any], Any]
 
     def made(arguments: Any, *others: Any) -> Any:
         closure = make(arguments, *others)
-        inner = closure.closure
+        itself = weakref.proxy(closure)  # a cycle would keep batch and loss until a garbage collection
+        inner = partial(type(closure).closure, itself)
         closure.closure = lambda *args, **kwargs: around(lambda: inner(*args, **kwargs), list(arguments.values()))
         return closure
 
