@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
 
@@ -24,7 +23,12 @@ class _Ahead:
 
     def see(self, count: int) -> int:
         """Have up to `count` items at hand; returns how many there are."""
-        self.items.extend(islice(self._iterator, max(0, count - len(self.items))))
+        # Not by `islice`, which would ask for `iter`: Lightning's loaders then start anew.
+        while len(self.items) < count:
+            try:
+                self.items.append(next(self._iterator))
+            except StopIteration:
+                break
         return min(count, len(self.items))
 
 
@@ -47,6 +51,20 @@ def take_ahead(trainer: Any, count: int, prepare: Callable[[Any], Any]) -> list[
     for index in range(more):
         fetcher.iterator.items[index] = _prepared(fetcher.iterator.items[index], prepare, taken)
     return taken
+
+
+def put_back(trainer: Any, as_loaded: Callable[[Any], Any]) -> None:
+    """Let the training loop come to batches again as they were before `take_ahead` prepared them.
+
+    Args:
+        trainer: inside `fit`, or after it.
+        as_loaded: what the loader gave for a batch; the batch itself where it was not prepared.
+    """
+    fetcher = trainer.fit_loop._data_fetcher
+    ahead = getattr(fetcher, "iterator", None)
+    for items in (getattr(fetcher, "batches", []), ahead.items if isinstance(ahead, _Ahead) else []):
+        for index, item in enumerate(items):
+            items[index] = (as_loaded(item[0]), *item[1:])
 
 
 def _prepared(item: Any, prepare: Callable[[Any], Any], taken: list[Any]) -> Any:
