@@ -38,6 +38,7 @@ from autobalance.compat.lightning import stepping_scaler as stepping_scaler
 from autobalance.compat.lightning import transferred_batch as transferred_batch
 from autobalance.compat.lightning import trial_precision as trial_precision
 from autobalance.compat.looking_ahead import leave_prepared_alone as leave_prepared_alone
+from autobalance.compat.looking_ahead import put_back as put_back
 from autobalance.compat.looking_ahead import take_ahead as take_ahead
 from autobalance.compat.looking_ahead import transferred_by_loop as transferred_by_loop
 from autobalance.compat.modes import accumulates_gradients as accumulates_gradients

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from autobalance.compat import leave_prepared_alone, take_ahead, transferred_by_loop
+from autobalance.compat import leave_prepared_alone, put_back, take_ahead, transferred_by_loop
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
 from autobalance.strategy.early_gradients import EarlyGradients
@@ -38,18 +37,26 @@ class AccumulatedSteps:
         self._logs = RecordedLogs(trainer.lightning_module)
         self._steps = PipelinedSteps(pipeline, self._logs)
         self._prepared: dict[tuple[int, ...], Any] = {}
+        self._as_loaded: dict[tuple[int, ...], Any] = {}
         self._results: deque[tuple[int, Any]] = deque()
         self._early: EarlyGradients | None = None
         self._has_stepped = False
         self._undo = leave_prepared_alone(trainer.lightning_module, self.is_prepared)
 
     def remove(self) -> None:
-        """Let the training loop see to its batches by itself again."""
+        """Let the training loop see to its batches by itself again, from what the loader gave."""
         self._undo()
+        put_back(self._trainer, lambda batch: self._as_loaded.get(_identity(batch), batch))
+        self._as_loaded.clear()
 
     def is_prepared(self, batch: Any) -> bool:
         """Whether a batch has been through the hooks around its transfer ahead of its turn."""
         return _identity(batch) in self._prepared
+
+    @property
+    def is_in_window(self) -> bool:
+        """Whether batches that are still to come have been through the pipeline."""
+        return bool(self._results)
 
     @property
     def have_run_backward(self) -> bool:
@@ -70,6 +77,7 @@ class AccumulatedSteps:
         if not self._results:
             self._run_window(step, batch, takes_number=bool(others))
         self._prepared.pop(_identity(batch), None)
+        self._as_loaded.pop(_identity(batch), None)
         number, output = self._results.popleft()
         self._logs.replay_one(number)
         self._has_stepped = True
@@ -91,7 +99,7 @@ class AccumulatedSteps:
         trainer = self._trainer
         batch_idx, accumulated = trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches
         to_come = min(accumulated - 1 - batch_idx % accumulated, trainer.num_training_batches - batch_idx - 1)
-        ahead = take_ahead(trainer, to_come, partial(transferred_by_loop, trainer))
+        ahead = take_ahead(trainer, to_come, self._prepare)
         self._prepared = {_identity(prepared): prepared for prepared in ahead}
         batches = list(enumerate([batch, *ahead], batch_idx))
 
@@ -110,6 +118,13 @@ class AccumulatedSteps:
         early.set_aside()
         self._early = early
         self._results = deque(enumerate(outputs))
+
+    def _prepare(self, batch: Any) -> Any:
+        if self.is_prepared(batch):  # by an attempt that ran out of memory
+            return batch
+        prepared = transferred_by_loop(self._trainer, batch)
+        self._as_loaded[_identity(prepared)] = batch
+        return prepared
 
 
 def _identity(batch: Any) -> tuple[int, ...]:

@@ -111,8 +111,7 @@ class Placed:
         module = self.module()
         assert module is not None
         away = host_parameters(module, [devices[index] for index in self.plan.host_optimizer])
-        for optimizer in optimizers:
-            on_host(optimizer, away)
+        self._savings += [on_host(optimizer, away) for optimizer in optimizers]
 
     def glue(self) -> AbstractContextManager[None]:
         """A context in which operations outside blocks run where their operands are, if the model is placed."""

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autobalance.blocks import find_blocks
+from autobalance.execution.running import running_of
+from autobalance.execution.savings import homes_of
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.place import place
 from autobalance.strategy.optimizers import send_state_home
@@ -50,7 +52,12 @@ def rebalance(
         before.place(devices)
         raise
     module, optimizers = trainer.lightning_module, trainer.optimizers
-    move_to_plan(module, before.plan, planned.plan, devices, optimizers, lambda: adopt(planned))
+
+    def place_anew() -> None:
+        adopt(planned)
+        planned.keep_state_on_host(optimizers, devices)
+
+    move_to_plan(module, before.plan, planned.plan, devices, optimizers, place_anew)
     send_batch(batch, devices[planned.plan.root])
 
 
@@ -87,21 +94,25 @@ def move_to_plan(
 def _empty(module: nn.Module, before: Plan, after: Plan, devices: Sequence[torch.device]) -> None:
     """Bring to the host all that has another device under the new plan."""
     blocks = find_blocks(module).ordered(after.block_names)
-    old = dict(zip(before.block_names, before.assignment, strict=True))
-    places = [
-        _between(old.get(name), device, devices)
-        for name, device in zip(after.block_names, after.assignment, strict=True)
-    ]
+    old, new = _homes(before, devices), _homes(after, devices)
+    places = [_between(old.get(name), new[name]) for name in after.block_names]
     # What only one of the plans names is with the root device under the other.
+    was, root = before.loose_map, devices[after.root]
     loose = {
-        name: _between(before.loose_map.get(name, before.root), after.loose_map.get(name, after.root), devices)
-        for name in (*before.loose_map, *after.loose_map)
+        name: _between(devices[was.get(name, before.root)], devices[after.loose_map.get(name, after.root)])
+        for name in (*was, *after.loose_map)
     }
-    place(module, blocks, places, loose, _between(before.root, after.root, devices))
+    place(module, blocks, places, loose, _between(devices[before.root], root))
 
 
-def _between(before: int | None, after: int, devices: Sequence[torch.device]) -> torch.device:
-    return devices[after] if before == after else _HOST
+def _homes(plan: Plan, devices: Sequence[torch.device]) -> dict[str, torch.device]:
+    """Where the weights of each block are."""
+    homes = homes_of(running_of(plan), [devices[index] for index in plan.assignment])
+    return dict(zip(plan.block_names, homes, strict=True))
+
+
+def _between(before: torch.device | None, after: torch.device) -> torch.device:
+    return after if before == after else _HOST
 
 
 def send_batch(tensors: Iterable[Tensor], device: torch.device) -> None:

@@ -64,8 +64,6 @@ class Recovery:
                 state = StepState(self._trainer, self._known_parts(), self._gradients)
                 try:
                     result = call()
-                    if self._is_updating:
-                        reserve_update(self._plan, self._devices, self._trainer.optimizers)
                 except RuntimeError as error:
                     if not is_out_of_memory(error) or error is self._given_up:
                         raise
@@ -73,9 +71,12 @@ class Recovery:
                     let_go(error)
                 else:
                     state.settle()
-                    self._latest = (state, batch) if self._is_updating else None
-                    return result
+                    break
                 self._recover(state, story, batch)
+            if self._is_updating:
+                self._latest = state, batch
+                self._reserve(story, batch)
+            return result
         finally:
             story.close()
 
@@ -105,6 +106,8 @@ class Recovery:
                     let_go(error)
                 if before.has_updated or self._latest is None:
                     self._give_up(story, half_updated(self._trainer))
+                if self._gradients == ADDED:
+                    self._give_up(story, "No weight has changed, but the gradients of the whole window would be lost.")
                 before.put_back()
                 forget_unscaling(self._strategy.precision_plugin, optimizer)
                 state, batch = self._latest
@@ -128,6 +131,23 @@ class Recovery:
             self._change_plan(story, tensors)
         state.put_random_numbers_back()
 
+    def _reserve(self, story: Story, batch: Any) -> None:
+        """Have the memory of the optimizer step at hand, if need be by another plan: gradients move with weights."""
+        while True:
+            try:
+                return reserve_update(self._plan, self._devices, self._trainer.optimizers)
+            except torch.OutOfMemoryError as error:
+                story.add(error, Shortage.of(error, self._devices))
+                let_go(error)
+            free_memory(self._devices)
+            if len(story.shortages) >= ATTEMPTS:
+                self._give_up(story, "The optimizer step has not begun: all weights are as before it.")
+            tensors = list(tensors_in(batch))
+            if self._is_passing(story.shortages, tensors):
+                story.say("there is enough memory for the optimizer step again")
+            else:
+                self._change_plan(story, tensors, "the optimizer step goes on from there")
+
     def _is_passing(self, shortages: list[Shortage], batch: Iterable[Tensor]) -> bool:
         """Whether the device has what the plan takes; if that is not to be believed, count on less there."""
         latest, peaks, unforeseen = shortages[-1], self._plan.peaks, self.learned.unforeseen
@@ -141,7 +161,7 @@ class Recovery:
             unforeseen[index] = max(2 * unforeseen.get(index, 0), at_least)
         return False
 
-    def _change_plan(self, story: Story, batch: list[Tensor]) -> None:
+    def _change_plan(self, story: Story, batch: list[Tensor], then: str = "the batch is run again") -> None:
         before = self._plan
         try:
             self._strategy.rebalance(self.learned, batch)
@@ -149,7 +169,7 @@ class Recovery:
             self._give_up(story, f"No other plan fits either: {error}")
         except torch.OutOfMemoryError as error:
             self._give_up(story, f"Memory ran out again while blocks moved to another plan: {error}")
-        story.say(f"the plan was made again ({changes(before, self._plan)}) and the batch is run again")
+        story.say(f"the plan was made again ({changes(before, self._plan)}) and {then}")
 
     def _give_up(self, story: Story, why: str) -> NoReturn:
         self._given_up = story.error(why)

@@ -49,7 +49,7 @@ class Story:
         self._lines[-1] += f": {done}"
         trainer = self._strategy.lightning_module.trainer
         warn = import_module(f"{lightning_root(trainer)}.utilities.rank_zero").rank_zero_warn
-        warn(f"Out of memory in {_where(trainer)}. {self._lines[-1]}. Nothing is lost: {_KEPT}.")
+        warn(f"Out of memory in {_where(trainer)}. {self._lines[-1]}. Nothing of the run is lost.")
 
     def error(self, why: str) -> BaseException:
         """The first error, with the story in its text.
@@ -67,9 +67,6 @@ class Story:
     def close(self) -> None:
         """Let the errors go, whose tracebacks hold frames."""
         self._first = None
-
-
-_KEPT = "gradients of this batch were dropped, buffers, metrics and random numbers are as before it"
 
 
 def half_updated(trainer: Any) -> str:
