@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from models import CASES
 from torch import Tensor, nn
 from torch.utils import _pytree
 
@@ -19,6 +20,8 @@ from autobalance.execution.running import running_of
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.trial import Batch, PlainTrial
+
+WIDTH = 16
 
 Make = Callable[[], nn.Module]
 Loss = Callable[[Any, Any], Tensor]
@@ -113,3 +116,65 @@ class Ran:
 
 def _numbers(tensor: Tensor | None) -> Tensor:
     return torch.zeros(0) if tensor is None else tensor.detach().cpu()
+
+
+def loss_of(model: Any, batch: Any) -> Tensor:
+    """What the model says."""
+    loss: Tensor = model.loss(batch)
+    return loss
+
+
+def case_of(name: str, **options: Any) -> Case:
+    """Trains one of the small models that other tests train.
+
+    Args:
+        name: of the case.
+        options: further fields of the case here.
+    """
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model: nn.Module = CASES[name].make(nn.Module)
+        return model
+
+    return Case(make, CASES[name].batches(3), lambda model, batch: model.training_step(batch, 0), **options)
+
+
+class Chain(nn.Module):
+    """Blocks `a` and `b`, of any kind, and a loss."""
+
+    def __init__(self, a: nn.Module, b: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b = a, b
+
+    def self_balance(self) -> list[Any]:
+        return [self.a, self.b]
+
+    def forward(self, x: Any) -> Any:
+        return self.b(self.a(x))
+
+    def loss(self, x: Any) -> Tensor:
+        loss: Tensor = self(x).square().mean()
+        return loss
+
+
+def deep() -> nn.Module:
+    """A block that saves more than it is given."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
+
+
+def chain(a: Make = deep, b: Make = deep, **options: Any) -> Case:
+    """Trains a chain of two blocks.
+
+    Args:
+        a: makes the first.
+        b: makes the second.
+        options: further fields of the case.
+    """
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return Chain(a(), b())
+
+    generator = torch.Generator().manual_seed(3)
+    return Case(make, [torch.randn(8, WIDTH, generator=generator) for _ in range(3)], loss_of, **options)
