@@ -56,8 +56,9 @@ class Verdict:
         reason: why not, in words.
         loss_rule: "mean" if the loss is a mean over samples, "sum" if a sum, "weights" if the user's `loss_weight`
             says what each part weighs.
-        output_rules: how to merge what the step returns beside the loss.
-        log_rules: how to merge what it logs, by name.
+        output_rules: how to merge what the step returns beside the loss, by place; without places where it is the same
+            in all parts.
+        log_rules: how to merge what it logs, in the same way.
         note: what could not be tested, in words.
     """
 
@@ -202,7 +203,10 @@ def _learned(values: Sequence[Any], few: FewSamples, close: Closeness) -> Rules 
 
 
 def _known(learned: Rules | Mismatch | None) -> Rules | None:
-    return None if isinstance(learned, Mismatch) else learned
+    """The rules that hold for other batches, too: what is the same in a few samples may differ in others."""
+    if learned is None or isinstance(learned, Mismatch):
+        return None
+    return {place: rule for place, rule in learned.items() if rule.kind != "equal"}
 
 
 @contextmanager
