@@ -130,9 +130,9 @@ def is_sample_list(value: Any, samples: int) -> bool:
     tensors = [leaf.value for leaf in _walk(value, 0) if isinstance(leaf.value, Tensor)]
     if not tensors:
         return any(item is not None for item in value)
-    if any(isinstance(item, Tensor) for item in value) != all(isinstance(item, Tensor) for item in value):
+    if len({(type(item), item.dim() if isinstance(item, Tensor) else 1) for item in value}) > 1:
         return False
-    return not all(tensor.dim() and tensor.shape[0] == samples for tensor in tensors)
+    return tensors[0].dim() > 0 and not all(tensor.dim() and tensor.shape[0] == samples for tensor in tensors)
 
 
 def _dimensions_of_size(leaf: Leaf, samples: int) -> list[int]:

@@ -125,6 +125,7 @@ class MetricParts:
             return run(*args, **kwargs)
         number = current_number()
         before, self._busy = self._busy, metric
+        piece: Any
         try:
             if _is_merged(metric, args, kwargs) and not isinstance(self._local.get((id(metric), number)), nn.Module):
                 piece, value = self._run_on_part(metric, kind, number, args, kwargs)

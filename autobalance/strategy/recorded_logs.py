@@ -137,7 +137,7 @@ class RecordedLogs:
     ) -> None:
         first = calls[0]
         options = dict(first.options)
-        counts = [call.options.get("batch_size") for call in calls]
+        counts: list[Any] = [call.options.get("batch_size") for call in calls]
         own = [sizes[call.number] for call in calls]
         shares = [weights[call.number] for call in calls]
         if len(calls) < len(weights):
