@@ -1,26 +1,25 @@
-"""Which plans can be run: schedules are planned before the room that runs them knows them."""
+"""Which plans a module can run by itself, without the Trainer around it."""
 
 from __future__ import annotations
 
 from autobalance.partitioning.plan import Plan
-from autobalance.partitioning.question import EXECUTABLE
 
 
-def refuse_to_run(plan: Plan) -> None:
-    """Refuse a plan that asks for more than can be run, before anything moves.
+def refuse_micro_batches(plan: Plan) -> None:
+    """Refuse a plan that splits batches, where nothing but the module is called.
 
     Example:
-        >>> refuse_to_run(autobalance.plan(profile, "4x80GiB", schedule="1f1b"))     # doctest: +SKIP
+        >>> refuse_micro_batches(autobalance.plan(profile, "4x80GiB", schedule="1f1b"))     # doctest: +SKIP
 
     Args:
         plan: any.
 
     Raises:
-        ValueError: its schedule cannot be run yet.
+        ValueError: it has several micro-batches.
     """
-    if plan.schedule not in EXECUTABLE or plan.micro_batches > 1:
-        parts = f"{plan.micro_batches} micro-batches" if plan.micro_batches > 1 else "1 micro-batch"
+    if plan.micro_batches > 1:
         raise ValueError(
-            f"this plan runs {plan.schedule} with {parts}, which is planned but cannot be run yet; make it with "
-            f"schedule={EXECUTABLE[0]!r}."
+            f"this plan runs {plan.schedule} with {plan.micro_batches} micro-batches, which need the step's loss and "
+            f"its backward, and not just calls of the model: train with "
+            f"Trainer(strategy=SelfBalanceStrategy(plan=...)), or make the plan with schedule='naive'."
         )

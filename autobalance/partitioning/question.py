@@ -11,10 +11,6 @@ from autobalance.partitioning.savings.saver import Allowed
 from autobalance.profiling.profile import Profile
 from autobalance.schedules.launches import SCHEDULES
 
-EXECUTABLE = ("naive",)
-"""Schedules that `"auto"` chooses among: those that can be run."""
-RECOMPUTES = False
-"""Whether `recompute="auto"` allows blocks to recompute: whether that can be run."""
 # More micro-batches than that for each device gain little: the bubble is below an eighth.
 _MOST_PER_DEVICE = 8
 
@@ -32,7 +28,7 @@ class Question:
         excess: bytes by which each device is known to stand above the replay.
         schedules: that may be chosen.
         micro_batches: that may be chosen; empty: any.
-        recompute: whether blocks may recompute what they save; None: where that can be run.
+        recompute: whether blocks may recompute what they save; None: where memory asks for it.
         offload: whether host memory may be used.
         host_memory: bytes of it.
         solver: whether a solver may be asked to prove how stages save memory.
@@ -45,7 +41,7 @@ class Question:
     policy: str
     pins: tuple[tuple[int, int], ...] = ()
     excess: tuple[int, ...] = ()
-    schedules: tuple[str, ...] = EXECUTABLE
+    schedules: tuple[str, ...] = SCHEDULES
     micro_batches: tuple[int, ...] = ()
     recompute: bool | None = False
     offload: bool = False
@@ -56,7 +52,7 @@ class Question:
     @property
     def allowed(self) -> Allowed | None:
         """What blocks may do to save memory; None: nothing."""
-        recompute = RECOMPUTES if self.recompute is None else self.recompute
+        recompute = self.recompute is not False
         return Allowed(recompute, self.offload, self.host_memory, self.solver) if recompute or self.offload else None
 
     @property
@@ -76,7 +72,7 @@ class Question:
         if not self.is_timed:
             # More parts and more recomputation take less memory: who knows no time would take the most there are.
             keeping = self.without_recomputing
-            whole = 1 if self.schedules == EXECUTABLE and not self.micro_batches else len(splits)
+            whole = 1 if self.schedules == SCHEDULES and not self.micro_batches else len(splits)
             yield keeping, splits[:whole]
             yield keeping, splits[whole:]
             splits = [] if keeping is self else splits
@@ -159,7 +155,7 @@ def schedules_in(schedule: str | Sequence[str]) -> tuple[str, ...]:
         ValueError: a schedule that does not exist.
     """
     if schedule == "auto":
-        return EXECUTABLE
+        return SCHEDULES
     wanted = tuple(schedule) if isinstance(schedule, Iterable) and not isinstance(schedule, str) else (schedule,)
     unknown = [word for word in wanted if word not in SCHEDULES]
     if unknown or not wanted:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autobalance.partitioning.budgets import host_budget
 from autobalance.partitioning.candidate import Candidate, best_candidate
-from autobalance.partitioning.question import EXECUTABLE, RECOMPUTES, Question
+from autobalance.partitioning.question import Question
 from autobalance.units import format_size
 
 # Numbers of micro-batches that are tried, as multiples of the number of devices.
@@ -95,7 +95,4 @@ def _told(found: Candidate) -> str:
         words.append(f"the optimizer of {count} device{'s' * (count > 1)} is on the host")
     if found.judged.seconds:
         words.append(f"a step takes {found.judged.seconds:.3g} s")
-    runs = (
-        found.problem.schedule in EXECUTABLE and (RECOMPUTES or "recompute" not in saving) and not found.solution.pinned
-    )
-    return ", ".join(words) + ("" if runs else " (which can be planned, but not run yet)")
+    return ", ".join(words)

@@ -68,13 +68,13 @@ def plan(
             `"sequential"`: filled in order, as few devices as possible.
         micro_batches: parts that a batch is split into: a number, several to choose among, or `"auto"`: up to eight
             for each device, and more where nothing else fits.
-        schedule: `"naive"`, `"gpipe"`, `"1f1b"`, `"looped"`, several to choose among, or `"auto"`: those that can be
-            run, which is the naive one.
+        schedule: `"naive"`, `"gpipe"`, `"1f1b"`, `"looped"`, several to choose among, or `"auto"`: all of them; under a
+            policy that knows no time the naive one, and others where that does not fit.
         max_memory: position in `devices` -> most it may hold, as accelerate has it.
         reserve: kept back from each device: bytes, a size in words, a fraction; `"auto"`: an allowance on real devices.
         pin: name of a block, or of something outside the blocks -> position in `devices`.
         recompute: whether blocks may run their forward again in the backward in place of keeping what it saves, where
-            that is needed to fit or makes the step shorter; `"auto"`: where that can be run, which it cannot yet.
+            that is needed to fit or makes the step shorter; `"auto"`: they may.
         offload: whether what blocks save may go to host memory until their backward, weights may stay there and stream
             to the device when they are needed, and the optimizer's state may stay there, where that is needed to fit or
             makes the step shorter. `max_memory["cpu"]` limits it for all devices together; else all that is free may be

@@ -13,7 +13,7 @@ from autobalance.blocks import find_blocks
 from autobalance.execution.running import running_of
 from autobalance.execution.savings import homes_of, install_savings, pin_streamed
 from autobalance.partitioning.agreement import refuse_other_devices, refuse_other_weights
-from autobalance.partitioning.executable import refuse_to_run
+from autobalance.partitioning.executable import refuse_micro_batches
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.agreement import memory_of, weights_held
 from autobalance.placement.hooks import Remove, replace_method, run_method
@@ -43,10 +43,10 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
         `model`. Its inputs are moved in, its output is where the last block left it. It can be copied and pickled.
 
     Raises:
-        ValueError: if the plan is for other blocks, weights or devices than there are, or runs in a way that is
-            planned but cannot be run yet; nothing has moved then.
+        ValueError: if the plan is for other blocks, weights or devices than there are, or splits batches, which the
+            Trainer's strategy can; nothing has moved then.
     """
-    refuse_to_run(plan)
+    refuse_micro_batches(plan)
     targets = _torch_devices(plan, devices)
     blocks = find_blocks(model).ordered(plan.block_names)
     refuse_other_weights(plan, weights_held(model, blocks, plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,7 +28,10 @@ from autobalance.report.progress import ProgressBar
 from autobalance.simulated import device_at
 from autobalance.strategy.batch_sizes import for_any_batch
 from autobalance.strategy.options import Options
+from autobalance.strategy.splittable import in_words
+from autobalance.strategy.summary import tell
 from autobalance.strategy.trial import STEPS, LightningTrial
+from autobalance.strategy.ways import Way, choice_for
 from autobalance.units import format_size
 
 ATTEMPTS = 8  # plans that are traced before giving up; one is enough unless budgets are tight to the last kilobyte
@@ -56,26 +60,35 @@ def best_plan(
         InfeasiblePlanError: if no plan fits.
     """
     module = trainer.lightning_module
-    blocks = find_blocks(module)
+    blocks, trial = find_blocks(module), LightningTrial(trainer)
     shown = trainer.progress_bar_callback is not None
     with ProgressBar("profiling", total=STEPS * len(blocks)) if shown else nullcontext() as progress:
         profiler = Profiler(
             module,
             blocks,
-            LightningTrial(trainer),
+            trial,
             batches,
             training=trainer.state.fn == "fit",
             target=find_target("cuda" if devices[0].type == "cuda" else "simulated", present_gpu()),
             progress=progress,
         )
         profile, targets = profiler.profile(), targets or planned_devices(devices)
-        if options.may_split and _gains_by_parts(profile, targets, options):
+        if not batches or not options.may_split or not _gains_by_micro_batches(profile, targets, options):
+            return checked_plan(profiler, profile, targets, options)
+        choice = choice_for(trainer, options, batches[0].data, len(targets), trial)
+        if choice.way is Way.WINDOW:
+            return _plan_for_windows(profiler, trial, profile, targets, options)
+        why = choice.why
+        if choice.way is Way.PARTS:
             profile = for_any_batch(profiler, profile)
-        return checked_plan(profiler, profile, targets, options)
+            why = "" if profile.is_scalable else in_words([profile.notes[-1]])
+        if why:
+            tell(trainer, why)
+        return checked_plan(profiler, profile, targets, options.whole if why else options)
 
 
-def _gains_by_parts(profile: Profile, devices: Sequence[Device], options: Options) -> bool:
-    """Whether a plan for parts of batches is asked for, or may be better: what they take costs two more traces."""
+def _gains_by_micro_batches(profile: Profile, devices: Sequence[Device], options: Options) -> bool:
+    """Whether a plan with micro-batches is asked for, or may be better: what they take costs more traces."""
     if (options.schedule, options.micro_batches) != ("auto", "auto"):
         return True
     try:
@@ -86,7 +99,36 @@ def _gains_by_parts(profile: Profile, devices: Sequence[Device], options: Option
     return options.policy == "auto" and whole.step_time > 2 * launch_seconds(profile, devices)
 
 
-def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options) -> Plan:
+def _plan_for_windows(
+    profiler: Profiler, trial: LightningTrial, profile: Profile, devices: Sequence[Device], options: Options
+) -> Plan:
+    """The best plan that overlaps the batches of a window, or takes them one by one where that is asked for nowhere,
+    and is as fast or all that fits."""
+    trial.takes_windows = True
+    is_asked_for = options.micro_batches == "accumulate"
+    try:
+        found = checked_plan(profiler, profiler.profile(), devices, options, window=trial.window)
+    except InfeasiblePlanError:
+        if is_asked_for:
+            raise
+        found = None
+    if found is not None and (is_asked_for or found.step_time < trial.window * _whole_time(profile, devices, options)):
+        return found
+    trial.takes_windows = False
+    return checked_plan(profiler, profile, devices, options.whole)
+
+
+def _whole_time(profile: Profile, devices: Sequence[Device], options: Options) -> float:
+    """Seconds of a step that takes batches whole; infinite where that does not fit."""
+    try:
+        return searched(profile, devices, options.whole).step_time
+    except InfeasiblePlanError:
+        return math.inf
+
+
+def checked_plan(
+    profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options, window: int = 0
+) -> Plan:
     """Search until the trace with the placement installed keeps every budget.
 
     The search scores by replay; what it does not see (a copy that two blocks could share, say) is found by the trace,
@@ -97,13 +139,14 @@ def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device]
         profile: what the blocks cost.
         devices: what there is.
         options: how to plan.
+        window: batches that one step takes as its micro-batches; 0: as the options say.
 
     Raises:
         InfeasiblePlanError: if no plan fits, or none of the plans that the search found does when installed.
     """
     excess = [0] * len(devices)
     for _ in range(ATTEMPTS):
-        plan = searched(profile, devices, options, excess)
+        plan = searched(profile, devices, options, excess, window)
         found = forecast(profiler, plan)
         peaks = [device.peak for device in found]
         if all(peak <= budget for peak, budget in zip(peaks, plan.budgets, strict=True)):
@@ -115,7 +158,11 @@ def checked_plan(profiler: Profiler, profile: Profile, devices: Sequence[Device]
 
 
 def searched(
-    profile: Profile, devices: Sequence[Device], options: Options, excess: Sequence[int] | None = None
+    profile: Profile,
+    devices: Sequence[Device],
+    options: Options,
+    excess: Sequence[int] | None = None,
+    window: int = 0,
 ) -> Plan:
     """The best plan by the replay of the profile, not traced with its placement installed yet.
 
@@ -124,6 +171,7 @@ def searched(
         devices: what there is.
         options: how to plan.
         excess: bytes by which each device is known to stand above the replay.
+        window: as for `checked_plan`.
 
     Raises:
         InfeasiblePlanError: if no plan fits.
@@ -132,7 +180,7 @@ def searched(
         profile,
         list(devices),
         policy=options.policy,
-        micro_batches=options.micro_batches,
+        micro_batches=window or options.micro_batches,
         schedule=options.schedule,
         max_memory=options.max_memory,
         reserve=options.reserve,
@@ -140,6 +188,7 @@ def searched(
         recompute=options.recompute,
         offload=options.offload,
         excess=excess,
+        accumulated=window > 0,
     )
 
 

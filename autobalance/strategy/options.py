@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autobalance.partitioning.question import EXECUTABLE
 from autobalance.schedules.launches import SCHEDULES
 
 
@@ -32,21 +31,34 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("policy", self.policy, _POLICIES)
-        is_split = type(self.micro_batches) is int and self.micro_batches > 1
-        _one_of("micro_batches", self.micro_batches, ("auto", 1), is_planned=is_split)
-        _one_of("schedule", self.schedule, ("auto", *EXECUTABLE), is_planned=self.schedule in SCHEDULES)
-        _one_of("batch_norm", self.batch_norm, ("fallback",))
-        _one_of("recompute", self.recompute, ("auto", False), is_planned=self.recompute is True)
-        _one_of("offload", self.offload, (False,), is_planned=self.offload is True)
+        self._check_micro_batches()
+        _one_of("schedule", self.schedule, ("auto", *SCHEDULES))
+        _one_of("batch_norm", self.batch_norm, ("fallback", "deferred"))
+        _one_of("recompute", self.recompute, ("auto", True, False))
+        _one_of("offload", self.offload, (True, False))
         _one_of("retry_on_oom", self.retry_on_oom, (True, False))
-        _one_of("rebalance", self.rebalance, (False,))
+        _one_of("rebalance", self.rebalance, (True, False))
         _ = self.batches_to_scan
+
+    def _check_micro_batches(self) -> None:
+        if type(self.micro_batches) is not int or self.micro_batches < 1:
+            _one_of("micro_batches", self.micro_batches, ("auto", "accumulate"), or_else="a number from 1 on")
+        if self.schedule == "naive" and self.micro_batches not in ("auto", 1):
+            raise ValueError(
+                f"`micro_batches={self.micro_batches!r}` needs a schedule that overlaps micro-batches, but "
+                f"schedule='naive' takes batches whole, one after the other. Choose '1f1b', 'gpipe' or 'looped', or "
+                f"'auto'."
+            )
 
     @property
     def may_split(self) -> bool:
         """Whether a batch may be split into micro-batches."""
-        schedules = EXECUTABLE if self.schedule == "auto" else (self.schedule,)
-        return self.micro_batches != 1 and schedules != ("naive",)
+        return self.micro_batches != 1 and self.schedule != "naive"
+
+    @property
+    def whole(self) -> Options:
+        """The same options for batches that are not split."""
+        return replace(self, micro_batches="auto", schedule="naive")
 
     @property
     def batches_to_scan(self) -> int:
@@ -65,8 +77,8 @@ class Options:
 _POLICIES = ("auto", "balanced", "balanced_low_0", "minimize_first_gpu_memory", "sequential")
 
 
-def _one_of(name: str, value: object, known: tuple[object, ...], *, is_planned: bool = False) -> None:
+def _one_of(name: str, value: object, known: tuple[object, ...], or_else: str = "") -> None:
     # By type too: 1 == True, but `micro_batches=True` is a mistake.
     if not any(type(value) is type(choice) and value == choice for choice in known):
-        wrong = "can be planned, but not be run yet" if is_planned else "does not exist"
-        raise ValueError(f"`{name}={value!r}` {wrong}. Choose from: {', '.join(map(repr, known))}.")
+        choices = ", ".join([*map(repr, known), *filter(None, [or_else])])
+        raise ValueError(f"`{name}={value!r}` does not exist. Choose from: {choices}.")

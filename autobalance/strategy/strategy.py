@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from autobalance.compat import call_around_closures, call_around_hooks, set_lightning_device
 from autobalance.execution.naive import NaiveSchedule
-from autobalance.partitioning.executable import refuse_to_run
 from autobalance.placement.materialize import WeightFile, is_on_meta, load_weights
 from autobalance.strategy.checkpoints import host_state, is_local_file, to_host, write_file
 from autobalance.strategy.gradients import drop_stale_gradients
@@ -52,11 +51,16 @@ class SelfBalanceStrategy(OneProcess):
         reserve: bytes to leave free on each device; "auto" is an allowance on real ones, nothing on simulated ones.
         pin: device position by block name.
         plan: a plan, or the path of a saved one, to use instead of making one.
-        micro_batches: how many parts to split a batch into; "auto" is 1.
-        schedule: the order in which they run; "auto" is "naive".
-        batch_norm: what to do about batch norm if a batch is split; "fallback" does not split it.
-        recompute: whether to recompute blocks' activations in backward; "auto" does not.
-        offload: whether to keep activations on the host.
+        micro_batches: how many parts to split a batch into; "auto" is as many as make a step short; "accumulate" takes
+            the batches that `accumulate_grad_batches` adds up as the parts of one step, as "auto" does where a batch is
+            too small to be split.
+        schedule: the order in which they run: "naive" takes batches whole, "gpipe", "1f1b" and "looped" overlap parts;
+            "auto" chooses. Where splitting would train something else, batches stay whole, and the log says why.
+        batch_norm: what to do about batch norm if a batch is split; "fallback" does not split it, "deferred" normalises
+            each part by itself and keeps running statistics of the whole batch.
+        recompute: whether blocks may run their forward again in the backward in place of keeping what it saves; "auto":
+            where memory asks for it.
+        offload: whether activations, weights and optimizer state may be kept on the host.
         worst_batch: the batch to plan for, or "scan:200" for the largest of the first 200; default: the first.
         retry_on_oom: whether a trial on real tensors may be repeated when memory runs out; one on fakes needs none.
         rebalance: whether to plan again while training.
@@ -67,8 +71,7 @@ class SelfBalanceStrategy(OneProcess):
         precision_plugin: the precision.
 
     Raises:
-        ValueError: for an option that does not exist, a plan that cannot be run yet, several nodes or processes, and
-            if no plan fits the devices.
+        ValueError: for an option that does not exist, several nodes or processes, and if no plan fits the devices.
     """
 
     strategy_name = STRATEGY_NAME
@@ -111,8 +114,6 @@ class SelfBalanceStrategy(OneProcess):
         )
         self._schedule = NaiveSchedule(self.glue)
         self._given_plan = read_plan(plan)
-        if self._given_plan is not None:
-            refuse_to_run(self._given_plan)
         self._placed: Placed | None = None
         self._micro_batches: StepsInParts | None = None
         self._trainer: Any = None

@@ -18,7 +18,16 @@ def log_plan(plan: Plan, trainer: Any) -> None:
         plan: the plan.
         trainer: the Trainer; `enable_model_summary=False` silences the table.
     """
-    package = lightning_root(trainer)
-    summary = import_module(f"{package}.callbacks").ModelSummary
+    summary = import_module(f"{lightning_root(trainer)}.callbacks").ModelSummary
     if any(isinstance(callback, summary) for callback in trainer.callbacks):
-        import_module(f"{package}.utilities.rank_zero").rank_zero_info(f"\n{plan}")
+        tell(trainer, f"\n{plan}")
+
+
+def tell(trainer: Any, text: str) -> None:
+    """Log what the user should know, as Lightning logs.
+
+    Args:
+        trainer: the Trainer, of either package.
+        text: what to say.
+    """
+    import_module(f"{lightning_root(trainer)}.utilities.rank_zero").rank_zero_info(text)

@@ -36,7 +36,12 @@ class LightningTrial:
 
     Args:
         trainer: the Trainer; nothing of it is changed.
+
+    Attributes:
+        takes_windows: whether the batches whose gradients are added up are one step, as its micro-batches.
     """
+
+    takes_windows = False
 
     def __init__(self, trainer: Any) -> None:
         package = lightning_root(trainer)
@@ -52,8 +57,20 @@ class LightningTrial:
         self._pipeline: Pipeline | None = None
         self._micro_batches = 1
 
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those of the last copy."""
+        return () if self._stand_in is None else list(self._stand_in.optimizers)
+
+    @property
+    def window(self) -> int:
+        """The most batches whose gradients are added up, now or when `GradientAccumulationScheduler` says so."""
+        schedules = (getattr(callback, "scheduling", None) for callback in self._trainer.callbacks)
+        later = [most for schedule in schedules if isinstance(schedule, dict) for most in schedule.values()]
+        return int(max(self._trainer.accumulate_grad_batches, *later, 1))
+
     def split(self, pipeline: Pipeline, running: Running) -> None:
-        """From now on split batches as the run will."""
+        """From now on run micro-batches as the run will."""
         self._pipeline, self._micro_batches = pipeline, running.micro_batches
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
@@ -119,12 +136,6 @@ class LightningTrial:
         """Whether training goes on after a validation: in later epochs, or in the midst of the only one."""
         return bool(self._trainer.max_epochs != 1 or self._trainer.val_check_interval != 1.0)
 
-    def _most_accumulated(self) -> int:
-        """The most batches whose gradients are added up, now or when `GradientAccumulationScheduler` says so."""
-        schedules = (getattr(callback, "scheduling", None) for callback in self._trainer.callbacks)
-        later = [most for schedule in schedules if isinstance(schedule, dict) for most in schedule.values()]
-        return int(max(self._trainer.accumulate_grad_batches, *later, 1))
-
     def _train(self, twin: Any, batch: Batch, glue: Glue, mark: Mark, number: int) -> None:
         if twin.automatic_optimization:
             self._train_automatically(twin, batch, glue, mark, number)
@@ -137,11 +148,11 @@ class LightningTrial:
         strategy = self._stand_in.strategy
         if not strategy.optimizers:
             return
-        accumulate = self._most_accumulated()
-        micro_steps = min(accumulate, MICRO_STEPS)
+        accumulate = self.window
+        micro_steps = 1 if self.takes_windows else min(accumulate, MICRO_STEPS)
         drops_early = frees_gradients_early(self._trainer)
         for micro_step in range(micro_steps):
-            moved = self._transferred(twin, batch)
+            moved = self._moved(twin, batch)
             if drops_early and micro_step == 0:
                 strategy.optimizers[0].zero_grad()
             mark(f"step {number} forward")
@@ -170,7 +181,7 @@ class LightningTrial:
             if self._pipeline is None:
                 output = self._training_step(twin, moved, glue)
             else:
-                output = self._split_step(twin, moved, glue, is_first=micro_step == 0, accumulate=accumulate)
+                output = self._step_in_parts(twin, moved, glue, is_first=micro_step == 0, accumulate=accumulate)
             return result_class.from_training_step_output(output, accumulate)
 
         def zero_grad() -> None:
@@ -193,11 +204,17 @@ class LightningTrial:
         with self._stand_in.precision_plugin.train_step_context(), glue():
             return twin.training_step(*_arguments(twin.training_step, part, 0))
 
-    def _split_step(self, twin: Any, moved: Any, glue: Glue, is_first: bool, accumulate: int) -> Any:
-        """A training step with its backwards, as `MicroBatchedSteps` runs it."""
+    def _moved(self, twin: Any, batch: Batch) -> Any:
+        """The batch on the root device; of a window all batches, as a list."""
+        if self._pipeline is None or not self.takes_windows:
+            return self._transferred(twin, batch)
+        return [self._transferred(twin, batch) for _ in range(self._micro_batches)]
+
+    def _step_in_parts(self, twin: Any, moved: Any, glue: Glue, is_first: bool, accumulate: int) -> Any:
+        """A training step with its backwards, as `MicroBatchedSteps` runs it, or `AccumulatedSteps` a window."""
         assert self._pipeline is not None
-        parts = parts_of(twin, moved, self._micro_batches)
-        if len(parts.sizes) < 2:
+        parts = None if self.takes_windows else parts_of(twin, moved, self._micro_batches)
+        if parts is not None and len(parts.sizes) < 2:
             return self._training_step(twin, moved, glue)
         strategy = self._stand_in.strategy
         optimizer = strategy.optimizers[0]
@@ -208,8 +225,14 @@ class LightningTrial:
 
         self._logged.begin("training_step", 0)
         early = EarlyGradients(twin.parameters(), are_zeroed=is_first)
-        steps = PipelinedSteps(self._pipeline, RecordedLogs(twin))
-        output = steps.train(parts, partial(self._step_on, twin, glue), backward)
+        logs = RecordedLogs(twin)
+        steps, step = PipelinedSteps(self._pipeline, logs), partial(self._step_on, twin, glue)
+        if parts is not None:
+            output = steps.train(parts, step, backward)
+        else:
+            *_, output = steps.train_each(moved, step, backward)
+            for number in range(len(moved)):
+                logs.replay_one(number)
         early.set_aside()
         strategy.early = early
         return output
@@ -238,7 +261,8 @@ class LightningTrial:
                 module.training = mode
 
     def _evaluation_step(self, twin: Any, moved: Any, step: Callable[[Any], Any]) -> None:
-        parts = None if self._pipeline is None else parts_of(twin, moved, self._micro_batches)
+        is_whole = self._pipeline is None or self.takes_windows
+        parts = None if is_whole else parts_of(twin, moved, self._micro_batches)
         if self._pipeline is None or parts is None or len(parts.sizes) < 2:
             step(moved)
         else:

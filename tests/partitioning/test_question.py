@@ -14,8 +14,8 @@ PROFILE = Profile.from_costs([4, 4, 4], saved=[10, 10, 10], batch_size=10)
 QUESTION = Question(PROFILE, parse_devices([100, 80]), (100, 80), "auto", excess=(0, 3))
 
 
-def test_auto_asks_for_schedules_that_can_be_run() -> None:
-    assert schedules_in("auto") == ("naive",)
+def test_auto_asks_for_all_schedules() -> None:
+    assert schedules_in("auto") == ("naive", "gpipe", "1f1b", "looped")
     assert schedules_in("1f1b") == ("1f1b",)
     assert schedules_in(["gpipe", "looped"]) == ("gpipe", "looped")
 
@@ -77,9 +77,10 @@ def test_of_a_batch_that_is_not_known_there_is_one_part() -> None:
     assert list(asked.splits) == [("1f1b", 1)]
 
 
-def test_blocks_may_do_what_is_allowed_and_can_be_run() -> None:
+def test_blocks_may_do_what_is_allowed() -> None:
     assert QUESTION.allowed is None
-    assert replace(QUESTION, recompute=None).allowed is None, "blocks cannot be run again yet"
+    assert replace(QUESTION, recompute=None).allowed == Allowed(recompute=True)
+    assert replace(QUESTION, recompute=None).without_recomputing.allowed is None
     assert replace(QUESTION, recompute=True).allowed == Allowed(recompute=True)
     assert replace(QUESTION, offload=True, host_memory=7).allowed == Allowed(offload=True, host_memory=7)
 

@@ -195,7 +195,7 @@ def test_a_dispatched_model_leaves_nothing_behind_when_it_goes() -> None:
         (
             make_plan(["a", "b", "norm+c"], [0, 1, 3], 3, schedule="1f1b", micro_batches=8),
             None,
-            r"this plan runs 1f1b with 8 micro-batches, which is planned but cannot be run yet",
+            r"this plan runs 1f1b with 8 micro-batches, which need the step's loss and its backward",
         ),
         (PLAN, ["simulated:9"] * 4, r"names 'simulated:9', but there are 4 simulated device"),
     ],

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-import autobalance
-from autobalance.profiling.profile import Profile
 from autobalance.strategy.options import Options
 
 
@@ -16,15 +14,14 @@ from autobalance.strategy.options import Options
     ("option", "value", "message"),
     [
         ("policy", "fastest", "`policy='fastest'` does not exist. Choose from: 'auto', 'balanced', 'balanced_low_0'"),
-        ("micro_batches", 4, "`micro_batches=4` can be planned, but not be run yet. Choose from: 'auto', 1."),
-        ("micro_batches", 0, "`micro_batches=0` does not exist. Choose from: 'auto', 1."),
+        ("micro_batches", 0, "`micro_batches=0` does not exist. Choose from: 'auto', 'accumulate', a number from 1"),
         ("micro_batches", True, "`micro_batches=True` does not exist."),
-        ("schedule", "1f1b", "`schedule='1f1b'` can be planned, but not be run yet. Choose from: 'auto', 'naive'."),
-        ("schedule", "dualpipe", "`schedule='dualpipe'` does not exist. Choose from: 'auto', 'naive'."),
-        ("batch_norm", "sync", "`batch_norm='sync'` does not exist. Choose from: 'fallback'."),
-        ("recompute", True, "`recompute=True` can be planned, but not be run yet. Choose from: 'auto', False."),
-        ("offload", True, "`offload=True` can be planned, but not be run yet. Choose from: False."),
-        ("rebalance", True, "`rebalance=True` does not exist. Choose from: False."),
+        ("micro_batches", "many", "`micro_batches='many'` does not exist."),
+        ("schedule", "dualpipe", "`schedule='dualpipe'` does not exist. Choose from: 'auto', 'naive', 'gpipe', '1f1b'"),
+        ("batch_norm", "sync", "`batch_norm='sync'` does not exist. Choose from: 'fallback', 'deferred'."),
+        ("recompute", 1, "`recompute=1` does not exist. Choose from: 'auto', True, False."),
+        ("offload", "auto", "`offload='auto'` does not exist. Choose from: True, False."),
+        ("rebalance", "auto", "`rebalance='auto'` does not exist. Choose from: True, False."),
         (
             "worst_batch",
             "longest",
@@ -33,7 +30,7 @@ from autobalance.strategy.options import Options
         ("worst_batch", "scan:0", "`worst_batch='scan:0'` is no way to find a batch."),
     ],
 )
-def test_what_does_not_exist_or_cannot_be_run_is_refused(option: str, value: Any, message: str) -> None:
+def test_what_does_not_exist_is_refused(option: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         Options(**{option: value})
 
@@ -43,6 +40,8 @@ def test_what_does_not_exist_or_cannot_be_run_is_refused(option: str, value: Any
     [
         {},
         {"policy": "minimize_first_gpu_memory", "micro_batches": 1, "schedule": "naive", "recompute": False},
+        {"micro_batches": 4, "schedule": "looped", "recompute": True, "offload": True, "batch_norm": "deferred"},
+        {"micro_batches": "accumulate", "schedule": "1f1b", "rebalance": True},
         {"retry_on_oom": False, "max_memory": {0: "1GiB"}, "pin": {"head": 0}, "worst_batch": [1, 2]},
     ],
 )
@@ -54,9 +53,8 @@ def test_a_scan_says_how_many_batches() -> None:
     assert Options(worst_batch="scan:200").batches_to_scan == 200
 
 
-def test_a_plan_that_cannot_be_run_is_refused_as_soon_as_it_is_given() -> None:
-    split = autobalance.plan(Profile.from_costs([4] * 4, batch_size=8), [100] * 2, schedule="gpipe", micro_batches=4)
-    with pytest.raises(
-        ValueError, match="this plan runs gpipe with 4 micro-batches, which is planned but cannot be run"
-    ):
-        autobalance.SelfBalanceStrategy(plan=split)
+@pytest.mark.parametrize("micro_batches", [4, "accumulate"])
+def test_whole_batches_one_after_the_other_have_no_parts(micro_batches: int | str) -> None:
+    message = re.escape(f"`micro_batches={micro_batches!r}` needs a schedule that overlaps micro-batches")
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Options(micro_batches=micro_batches, schedule="naive")
