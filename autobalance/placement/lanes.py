@@ -17,7 +17,7 @@ class Lane(NamedTuple):
 
     Attributes:
         sending: the source's.
-        receiving: the destination's.
+        receiving: the destination's; the same one where both are one device.
     """
 
     sending: Any
@@ -44,5 +44,6 @@ def lane_between(source: torch.device, target: torch.device) -> Lane | None:
     if not hasattr(backend, "Stream"):
         return None
     if (source, target) not in _lanes:
-        _lanes[source, target] = Lane(backend.Stream(source), backend.Stream(target))
+        sending = backend.Stream(source)
+        _lanes[source, target] = Lane(sending, sending if source == target else backend.Stream(target))
     return _lanes[source, target]

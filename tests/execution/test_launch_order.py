@@ -111,7 +111,8 @@ def stage_of(seen: Seen) -> int:
 def train(model: Everything, schedule: str, devices: Sequence[int], count: int, on: str = "cpu") -> list[Seen]:
     """One step in `count` parts, of two samples each; what blocks have seen."""
     names = [(block,) for block in model.blocks]
-    places = [torch.device(on, device) if on != "cpu" else torch.device(on) for device in devices for _ in range(2)]
+    apart = on in ("simulated", "cuda")  # else all stages are on the one device that is named
+    places = [torch.device(on, device) if apart else torch.device(on) for device in devices for _ in range(2)]
     blocks, locator = Blocks.of(model, names), DeviceLocator(places)
     pipeline = Pipeline(schedule, [stage for stage in range(len(devices)) for _ in range(2)], devices)
     place(model, blocks, places, {}, root_device=places[-1])
