@@ -82,6 +82,25 @@ def in_words(found: Sequence[str]) -> str:
     return f"Batches are not split into micro-batches, and one device works at a time: {'; '.join(found)}."
 
 
+def on_deferred(module: nn.Module) -> str | None:
+    """What the user is told, once, of batch norms that are deferred; None if there are none in training.
+
+    Example:
+        >>> on_deferred(nn.Sequential(nn.BatchNorm1d(4)))
+        '`0` (BatchNorm1d) normalises each part of a batch with its own statistics: ...'
+
+    Args:
+        module: the LightningModule.
+    """
+    found = [(name, part) for name, part in module.named_modules() if part.training and is_batch_norm(part)]
+    if not found:
+        return None
+    return (
+        f"{_named(found)} normalises each part of a batch with its own statistics: gradients are not those of the full "
+        f"batch then, though running statistics are. batch_norm='fallback' takes batches whole."
+    )
+
+
 def _from_manual_optimization(module: Any) -> str | None:
     if module.automatic_optimization:
         return None

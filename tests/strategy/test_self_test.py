@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from autobalance.execution.merging import Rule
+from autobalance.strategy.registration import strategy_class
 from autobalance.strategy.self_test import log_rules, verdict_on
+from autobalance.strategy.strategy import SelfBalanceStrategy
 
 Step = Callable[[Any, Tensor, Tensor], Any]
 
@@ -146,3 +148,32 @@ def test_gradients_of_half_precision_are_close_enough(lightning: ModuleType, tra
         module = make(lightning, step)
         fit(trainer, module, precision="bf16-mixed")
         assert module.verdicts["train"].ok is ok, module.verdicts["train"]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_model_that_is_placed_is_tested_where_it_is(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    def neighbours(module: Any, x: Tensor, y: Tensor) -> Any:
+        code = module.net(x)
+        return (code * code.roll(1, 0)).sum(1).mean()
+
+    class Net(type(make(lightning, classifies))):  # type: ignore[misc]
+        step = staticmethod(classifies)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.step(self, *batch)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            strategy = self.trainer.strategy
+            plain = super(SelfBalanceStrategy, strategy).training_step
+            for self.step in (neighbours, classifies):
+                verdict = verdict_on(self.trainer, plain, batch, (batch_idx,), strategy.glue)
+                self.verdicts[self.step.__name__] = verdict
+
+    module = Net()
+    strategy = strategy_class((lightning.__name__,))(micro_batches=2, schedule="1f1b")
+    made = trainer(strategy=strategy, num_sanity_val_steps=0, limit_train_batches=1)
+    made.fit(module, loader(), loader())
+    assert strategy.plan.micro_batches == 2
+    accepted = {name: verdict.ok for name, verdict in module.verdicts.items()}
+    assert accepted == {"classifies": True, "neighbours": False, "validate": True}
+    assert "the loss couples the samples of a batch" in module.verdicts["neighbours"].reason

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.strategy.options import Options
-from autobalance.strategy.splittable import against_overlap, in_words, reasons
+from autobalance.strategy.splittable import against_overlap, in_words, on_deferred, reasons
 
 
 @pytest.fixture
@@ -142,8 +142,12 @@ def test_of_many_batch_norms_a_few_are_named(model: Callable[..., Any], found: C
 def test_deferred_batch_norm_is_no_reason_unless_it_is_synchronised(
     model: Callable[..., Any], found: Callable[..., list[str]]
 ) -> None:
-    deferred = SimpleNamespace(batch_norm="deferred")
+    deferred: Any = SimpleNamespace(batch_norm="deferred")
     assert found(model(nn.BatchNorm1d(4)), deferred) == []
+    said = on_deferred(model(nn.BatchNorm1d(4)))
+    assert said is not None
+    assert said.startswith("`layers.1` (BatchNorm1d) normalises each part of a batch with its own statistics")
+    assert on_deferred(model(nn.BatchNorm1d(4).eval())) is None
     (reason,) = found(model(nn.SyncBatchNorm(4)), deferred)
     assert reason.startswith("`layers.1` (SyncBatchNorm) cannot be deferred")
 
