@@ -8,20 +8,21 @@ from functools import partial
 from typing import Any
 
 
-def logged_values(trainer: Any) -> Callable[[], None]:
+def logged_values(trainer: Any, put_aside: Callable[[Any], Callable[[], Any]]) -> Callable[[], None]:
     """Take note of what the running loop of `trainer` has logged so far; returns what puts that back.
-
-    Updates of logged values replace tensors, so those of now need no copies.
 
     Args:
         trainer: a Trainer inside a loop.
+        put_aside: takes a value, and gives what returns it, without holding what lies on a device.
     """
     connector, results = trainer._logger_connector, trainer._results
     attributes = {name: getattr(connector, name) for name in ("_current_fx", "_first_loop_iter")}
     if results is None:
         return lambda: None
     entries = dict(results)
-    inside = [(vars(entry), dict(vars(entry))) for entry in entries.values()]
+    inside = [
+        (vars(entry), {name: put_aside(value) for name, value in vars(entry).items()}) for entry in entries.values()
+    ]
     batch_size = results.batch_size
 
     def put_back() -> None:
@@ -31,7 +32,7 @@ def logged_values(trainer: Any) -> Callable[[], None]:
         results.batch_size = batch_size
         for now, before in inside:
             now.clear()
-            now.update(before)
+            now.update({name: value() for name, value in before.items()})
 
     return put_back
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from torch.optim import Optimizer
 
 from autobalance.compat import logged_values
 from autobalance.profiling.sandbox import random_state
-from autobalance.strategy.changing import ChangingTensors, version_of
+from autobalance.strategy.changing import ChangingTensors, copy_to_host, version_of
 from autobalance.strategy.metrics import is_metric
+from autobalance.strategy.pipelined import without_graph
 
 _LONGEST_CONTAINER = 10_000  # longer ones hold what was collected over many steps: too much to copy before each
 
@@ -52,7 +54,7 @@ class StepState:
         self._changing = parts.changing
         self._tensors = parts.changing.note()
         self._attributes = [_Attributes(module) for module in parts.with_attributes]
-        self._logged = logged_values(trainer)
+        self._logged = logged_values(trainer, put_aside)
         self._random = random_state()
         self._weights = [(parameter, version_of(parameter)) for parameter in parts.parameters]
         self._gradients = _Gradients(parts.parameters, gradients, trainer.optimizers)
@@ -134,20 +136,49 @@ class _Attributes:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._values = dict(vars(module))
+        self._values = {name: put_aside(value) for name, value in vars(module).items()}
         self._contents = [
             (value, copy.copy(value))
-            for name, value in self._values.items()
+            for name, value in vars(module).items()
             if not name.startswith("_")
             and isinstance(value, (list, dict, set, deque))
             and len(value) <= _LONGEST_CONTAINER
         ]
 
     def put_back(self) -> None:
-        vars(self._module).clear()
-        vars(self._module).update(self._values)
+        now = vars(self._module)
+        values = {name: value() for name, value in self._values.items()}
+        values |= {name: without_graph(now.get(name)) for name, value in values.items() if value is _GONE}
+        now.clear()
+        now.update(values)
         for container, kept in self._contents:
             _refill(container, kept)
+
+
+_SMALL = 1024
+"""Elements up to which a tensor is copied to the host, to have its numbers again."""
+_GONE = object()
+
+
+def put_aside(value: Any) -> Callable[[], Any]:
+    """Take a value, and give what returns it.
+
+    A tensor on a device is not held: the step replaces it, as it does a kept loss, and its memory is wanted for the
+    next one. A small one comes back from the host, a large one if somebody still holds it.
+
+    Args:
+        value: anything.
+
+    Returns:
+        What returns the value, or `_GONE`.
+    """
+    if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or value.is_cpu:
+        return lambda: value
+    reference, device = weakref.ref(value), value.device
+    if value.numel() > _SMALL:
+        return lambda: _GONE if (alive := reference()) is None else alive
+    copied = copy_to_host(value)
+    return lambda: copied.to(device) if (alive := reference()) is None else alive
 
 
 class _Progress:

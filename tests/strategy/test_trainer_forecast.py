@@ -123,7 +123,7 @@ def fit(run: Run, capacities: int | list[int] = DEVICES, plan: Any = None) -> tu
         trainer = package.Trainer(
             accelerator="simulated",
             devices=DEVICES,
-            strategy=SelfBalanceStrategy(plan=plan),
+            strategy=SelfBalanceStrategy(plan=plan, retry_on_oom=False),
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
