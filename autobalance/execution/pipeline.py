@@ -17,7 +17,7 @@ from torch import Tensor
 from autobalance import compat
 from autobalance.execution.micro_batch import MicroBatch, current_micro_batch, working_on
 from autobalance.execution.suspended import Suspended, current_call
-from autobalance.placement.contents import is_atom, parts
+from autobalance.placement.contents import tensors_in
 from autobalance.placement.ready import mark_gradient_ready, mark_ready
 from autobalance.schedules.launches import Launch, launch_order
 
@@ -296,7 +296,7 @@ class _Run:
         """Have the backward stop where it has done all that came after the first input of a stage."""
         if stage in self._watched or stage == 0 or self._goes_back:
             return
-        tensor = next((value for value in _tensors_in(inputs) if value.requires_grad), None)
+        tensor = next((value for value in tensors_in(inputs) if value.requires_grad), None)
         if tensor is not None:
             self._watched.add(stage)
             tensor.register_hook(partial(self._leave_in_backward, stage))
@@ -329,18 +329,6 @@ class _Casts:
 
     def __exit__(self, *error: object) -> None:
         self.drop()
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    seen: set[int] = set()
-    unread = [value]
-    while unread:
-        item = unread.pop()
-        if isinstance(item, Tensor):
-            yield item
-        elif not is_atom(item) and id(item) not in seen:
-            seen.add(id(item))
-            unread += parts(item)
 
 
 def _nobody() -> None:

@@ -51,6 +51,23 @@ def parts(value: Any) -> Iterator[Any]:
         yield from attributes(value).values()
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, however deep.
+
+    Args:
+        value: of any kind.
+    """
+    seen: set[int] = set()
+    unread = [value]
+    while unread:
+        item = unread.pop()
+        if isinstance(item, Tensor):
+            yield item
+        elif not is_atom(item) and id(item) not in seen:
+            seen.add(id(item))
+            unread += parts(item)
+
+
 def attributes(value: Any) -> dict[str, Any]:
     """Attributes of one object, those in slots too."""
     if type(value) in _BUILT_IN:

@@ -1,9 +1,10 @@
-"""Since when the inputs of a suspended micro-batch have been computed.
+"""Since when tensors that are sent to other devices have been computed.
 
-A copy waits for the stream that computes its source. While a micro-batch is suspended at the boundary of two stages,
-others launch work on that stream, which its inputs do not need: an event of the moment of suspension spares the copy
-the wait for it. The event is right only for what was computed by then, so that it counts for the tensors that the block
-was given before the suspension, and only if nobody has changed them since.
+A copy waits for the stream that computes its source. By the time it is launched, other micro-batches have launched work
+on that stream, which the source does not need: an event of the moment at which it was there spares the copy the wait
+for that work. Events are kept for what waits while a micro-batch is suspended at the boundary of two stages, until the
+end of that micro-batch, and for batches, which are there before a step begins. They are right only as long as nobody
+changes the tensor.
 """
 
 from __future__ import annotations
@@ -15,20 +16,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from autobalance.compat import is_fake, version
 
 
-class _Waiting(threading.local):
-    """What this thread's call of a block was given, and events by device if it has been suspended since."""
+class _Marks:
+    """Events by tensor, each with the version of the tensor that it is about."""
 
     def __init__(self) -> None:
-        self.inputs: dict[int, tuple[Tensor, int]] = {}
-        self.events: dict[torch.device, Any] = {}
+        self._events: Any = WeakTensorKeyDictionary()
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Mark tensors, unless they are marked already, by one event of now for each of their devices."""
+        now: dict[torch.device, Any] = {}
+        for tensor in tensors:
+            if self.event(tensor) is None and _has_stream(tensor):
+                if tensor.device not in now:
+                    now[tensor.device] = _event_of_now(tensor)
+                self._events[tensor] = version(tensor), now[tensor.device]
+
+    def event(self, tensor: Tensor) -> Any:
+        """The event of a tensor that has not changed since; None if there is none."""
+        number, event = self._events.get(tensor, (None, None))
+        return None if event is None or number != version(tensor) else event
+
+
+class _Waiting(threading.local):
+    """What this thread's call of a block was given, and what is marked until the thread ends."""
+
+    def __init__(self) -> None:
+        self.inputs: tuple[Tensor, ...] = ()
+        self.marks = _Marks()
         self.gradient: tuple[Tensor, int, Any] | None = None
 
 
 _waiting = _Waiting()
+_batches: list[_Marks] = []
 
 
 @contextmanager
@@ -43,29 +67,40 @@ def awaiting(inputs: Iterable[Tensor]) -> Iterator[None]:
     Args:
         inputs: what a block was given and has to be sent to it.
     """
-    before = _waiting.inputs, _waiting.events
-    _waiting.inputs = {
-        id(tensor): (tensor, version(tensor))
-        for tensor in inputs
-        if not (tensor.is_inference() or is_fake(tensor) or tensor.is_cpu)
-    }
-    _waiting.events = {}
+    before, _waiting.inputs = _waiting.inputs, tuple(inputs)
     try:
         yield
     finally:
-        _waiting.inputs, _waiting.events = before
+        _waiting.inputs = before
 
 
 def mark_ready() -> None:
     """Note that the inputs which this thread waits with need nothing that is launched from now on.
 
-    To be called in the thread of a micro-batch just before it is suspended. Without it, or where the thread waits with
-    no inputs, copies wait for all that was launched until they are, which is always right.
+    To be called in the thread of a micro-batch, which ends with it, just before it is suspended. Without it copies wait
+    for all that was launched until they are, which is always right.
     """
-    for device in {tensor.device for tensor, _ in _waiting.inputs.values()}:
-        backend = torch.get_device_module(device)
-        if hasattr(backend, "Stream"):
-            _waiting.events[device] = backend.current_stream(device).record_event()
+    _waiting.marks.add(_waiting.inputs)
+
+
+@contextmanager
+def ready(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, copies of these tensors need nothing that is launched from now on, in any thread.
+
+    Example:
+        >>> with ready(batch):               # doctest: +SKIP
+        ...     pipeline.train(4, forward, backward)
+
+    Args:
+        tensors: that are computed, or on their way to their devices, such as those of a batch.
+    """
+    marks = _Marks()
+    marks.add(tensors)
+    _batches.append(marks)
+    try:
+        yield
+    finally:
+        _batches.remove(marks)
 
 
 def ready_event(tensor: Tensor) -> Any:
@@ -74,10 +109,10 @@ def ready_event(tensor: Tensor) -> Any:
     Args:
         tensor: that is to be sent.
     """
-    known, number = _waiting.inputs.get(id(tensor), (None, 0))
-    if known is not tensor or version(tensor) != number:
+    if not _has_stream(tensor):
         return None
-    return _waiting.events.get(tensor.device)
+    found = (marks.event(tensor) for marks in (_waiting.marks, *_batches))
+    return next((event for event in found if event is not None), None)
 
 
 def mark_gradient_ready(gradient: Tensor) -> None:
@@ -88,12 +123,8 @@ def mark_gradient_ready(gradient: Tensor) -> None:
     Args:
         gradient: that a hook of a copy was given.
     """
-    if is_fake(gradient) or gradient.is_cpu:
-        return
-    backend = torch.get_device_module(gradient.device)
-    if hasattr(backend, "Stream"):
-        event = backend.current_stream(gradient.device).record_event()
-        _waiting.gradient = gradient, version(gradient), event
+    if _has_stream(gradient):
+        _waiting.gradient = gradient, version(gradient), _event_of_now(gradient)
 
 
 def gradient_event(gradient: Tensor) -> Any:
@@ -106,3 +137,14 @@ def gradient_event(gradient: Tensor) -> Any:
     if marked is None or marked[0] is not gradient or marked[1] != version(gradient):
         return None
     return marked[2]
+
+
+def _has_stream(tensor: Tensor) -> bool:
+    """Whether a tensor's device works in streams, and the tensor counts how often it is changed."""
+    if tensor.is_cpu or is_fake(tensor) or tensor.is_inference():
+        return False
+    return hasattr(torch.get_device_module(tensor.device), "Stream")
+
+
+def _event_of_now(tensor: Tensor) -> Any:
+    return torch.get_device_module(tensor.device).current_stream(tensor.device).record_event()

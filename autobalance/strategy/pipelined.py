@@ -13,6 +13,8 @@ from autobalance.execution.merge_rules import guess
 from autobalance.execution.merging import Rules, merge
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.splitting import Parts, weights
+from autobalance.placement.contents import tensors_in
+from autobalance.placement.ready import ready
 
 Step = Callable[[Any], Any]
 """Runs the user's step on one part of a batch and returns what it returns."""
@@ -119,7 +121,8 @@ class PipelinedSteps:
             if found:
                 backward(sum(found[1:], start=found[0]))
 
-        self._pipeline.train(len(batches), forward, back, seed)
+        with ready(tensors_in(batches)):
+            self._pipeline.train(len(batches), forward, back, seed)
         return outputs
 
     def evaluate(self, parts: Parts, step: Step, *, rules: Rules | None = None, seed: int | None = None) -> Any:
@@ -140,7 +143,7 @@ class PipelinedSteps:
         def forward(number: int) -> None:
             outputs[number] = step(parts.batches[number])
 
-        with self._logs.recording():
+        with self._logs.recording(), ready(tensors_in(parts.batches)):
             self._pipeline.evaluate(len(sizes), forward, seed)
         self._logs.replay(sizes, parts.weights)
         return merge(outputs, sizes, rules if rules is not None else guess(outputs, sizes))

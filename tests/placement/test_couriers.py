@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from autobalance.devices.device import Device
 from autobalance.placement.couriers import carry, is_sending, send
 from autobalance.placement.host_path import distrust, through_host
 from autobalance.placement.lanes import lane_between
-from autobalance.placement.ready import awaiting, mark_ready, ready_event
+from autobalance.placement.ready import awaiting, mark_ready, ready, ready_event
 from autobalance.simulated import simulate
 
 
@@ -234,12 +235,29 @@ def test_where_the_mark_may_be_too_early_all_is_awaited(why: str, small: Tensor)
         assert ready_event(torch.ones(8, device=here()) if why == "another" else given) is None
 
 
-def test_a_mark_counts_for_one_call_only(small: Tensor) -> None:
+def test_a_mark_counts_until_the_tensor_changes_and_in_its_thread_only(small: Tensor) -> None:
     with awaiting([small]):
         mark_ready()
-        with awaiting([small]):
-            assert ready_event(small) is None
-        assert ready_event(small) is not None
+    first = ready_event(small)
+    with awaiting([small]):
+        mark_ready()
+    assert ready_event(small) is first is not None
+    seen: list[Any] = []
+    other = threading.Thread(target=lambda: seen.append(ready_event(small)))
+    other.start()
+    other.join()
+    assert seen == [None]
+    small.add_(1)
+    assert ready_event(small) is None
+
+
+def test_a_batch_is_ready_before_what_is_launched_in_the_step(small: Tensor) -> None:
+    work_here = work(here())
+    torch.simulated.reset_clock()
+    with ready([small]):
+        work_here()
+        carry(small, there(), ready_event(small))
+        assert 0 < time_of(there()) < 0.1 * time_of(here())
     assert ready_event(small) is None
 
 
