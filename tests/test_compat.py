@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -282,6 +283,27 @@ def test_fakes_of_a_trace_refuse_to_give_a_pointer() -> None:
         fake = torch.ones(2)
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         fake.data_ptr()
+
+
+def test_fakes_of_a_trace_let_go_of_storages_that_operations_were_given() -> None:
+    with compat.make_fake_mode():
+        fake = torch.ones(4)
+        held = weakref.ref(fake.untyped_storage())
+        alias = torch.empty(0).set_(fake.untyped_storage(), 0, (4,), (1,))
+        assert alias.untyped_storage() is fake.untyped_storage()
+        del fake, alias
+    assert held() is None
+
+
+def test_recurrent_layers_run_on_other_weights_for_a_while() -> None:
+    layer, other = torch.nn.LSTM(2, 3), torch.nn.LSTM(2, 3)
+    x = torch.ones(1, 1, 2)
+    own = layer._parameters
+    layer._parameters = other._parameters
+    with compat.flat_weights_of(torch.nn.Sequential(layer)):
+        assert torch.equal(layer(x)[0], other(x)[0])
+    layer._parameters = own
+    assert not torch.equal(layer(x)[0], other(x)[0])
 
 
 def test_hooks_on_saved_tensors_are_seen() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _mode_utils, _python_dispatch
 
@@ -122,13 +123,22 @@ def assign_plain_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     base.data.__set__(tensor, value)
 
 
+class _FakeMode(FakeTensorMode):
+    """Keeps no storage alive: torch remembers operations with their arguments, those that are storages, too."""
+
+    def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        if any(isinstance(value, torch.UntypedStorage) for value in args):
+            raise fake_tensor._BypassDispatchCache("storage argument")
+        return super()._cache_key(state, func, args, kwargs)
+
+
 def make_fake_mode(**options: Any) -> FakeTensorMode:
     """A mode whose fakes refuse to give a pointer to numbers: a kernel that got 0 would crash the process.
 
     Args:
         options: as `FakeTensorMode` has them.
     """
-    mode = FakeTensorMode(**options)
+    mode = _FakeMode(**options)
     mode._allow_unsafe_data_ptr_access = False
     return mode
 
