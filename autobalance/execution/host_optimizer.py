@@ -55,8 +55,8 @@ def on_host(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> Remove:
     Raises:
         ValueError: it gathers all parameters, or was told to work in graphs of CUDA or of autograd.
     """
-    of_optimizer = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    steps = _HostSteps(of_optimizer.intersection(parameters))
+    wanted = set(parameters)
+    steps = _HostSteps([each for group in optimizer.param_groups for each in group["params"] if each in wanted])
     if not steps.parameters:
         return _nothing
     _refuse(optimizer)
@@ -89,8 +89,8 @@ class _HostSteps:
         parameters: whose state is on the host.
     """
 
-    def __init__(self, parameters: set[Any]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self.parameters = dict.fromkeys(parameters)
         self._lent: dict[Any, nn.Parameter] = {}  # by what stands for it on the host
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,8 +124,8 @@ class _HostSteps:
 
     def take_state_down(self, optimizer: Optimizer) -> None:
         """Send what state there is to the host."""
-        for parameter in self.parameters & optimizer.state.keys():
-            state = optimizer.state[parameter]
+        for parameter in self.parameters:
+            state = optimizer.state[parameter] if parameter in optimizer.state else {}
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     state[name] = value.to("cpu")
@@ -165,8 +165,9 @@ def _replace_parameters(optimizer: Optimizer, by: dict[Any, nn.Parameter]) -> No
         return
     for group in optimizer.param_groups:
         group["params"] = [by.get(parameter, parameter) for parameter in group["params"]]
-    for parameter in by.keys() & optimizer.state.keys():
-        optimizer.state[by[parameter]] = optimizer.state.pop(parameter)
+    for parameter, other in by.items():
+        if parameter in optimizer.state:
+            optimizer.state[other] = optimizer.state.pop(parameter)
 
 
 def _empty_on_host(parameter: Tensor) -> nn.Parameter:
