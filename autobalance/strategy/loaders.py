@@ -21,7 +21,7 @@ _STEPS = {"train": "training_step", "validate": "validation_step", "test": "test
 _LIMITS = {"train": "limit_train_batches", "validate": "limit_val_batches"}
 
 
-def sample_batches(trainer: Any, options: Options) -> tuple[Batch, ...]:
+def sample_batches(trainer: Any, options: Options, again: bool = False) -> tuple[Batch, ...]:
     """One batch of each loader that the Trainer's present run will meet.
 
     The loaders' own state is put back here, that of their owners by the caller.
@@ -29,6 +29,7 @@ def sample_batches(trainer: Any, options: Options) -> tuple[Batch, ...]:
     Args:
         trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
         options: `worst_batch` replaces the training batch, or says how many to look at for the largest.
+        again: whether the run has begun: loaders that can be read only once are left alone then.
 
     Returns:
         The batches, those of training first.
@@ -36,7 +37,7 @@ def sample_batches(trainer: Any, options: Options) -> tuple[Batch, ...]:
     stages = ("train", "validate") if trainer.state.fn == "fit" else (str(trainer.state.fn.value),)
     samples: list[Batch] = []
     for stage in stages:
-        samples += _sample_stage(trainer, stage, options)
+        samples += _sample_stage(trainer, stage, options, again)
     return tuple(samples)
 
 
@@ -56,7 +57,7 @@ def describe(batch: Any) -> str:
     return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "") or "no tensors"
 
 
-def _sample_stage(trainer: Any, stage: str, options: Options) -> list[Batch]:
+def _sample_stage(trainer: Any, stage: str, options: Options, again: bool) -> list[Batch]:
     package = lightning_root(trainer)
     assert package is not None
     runs = stage == "predict" or overrides(trainer.lightning_module, _STEPS[stage])
@@ -68,7 +69,7 @@ def _sample_stage(trainer: Any, stage: str, options: Options) -> list[Batch]:
     if loaders is None:
         return []
     with undisturbed(loaders):
-        return list(_sample_loaders(package, loaders, stage, options))
+        return list(_sample_loaders(package, loaders, stage, options, again))
 
 
 def _loop(trainer: Any, stage: str) -> Any:
@@ -79,13 +80,15 @@ def _loop(trainer: Any, stage: str) -> Any:
     return getattr(trainer, f"{stage}_loop")
 
 
-def _sample_loaders(package: str, loaders: Any, stage: str, options: Options) -> Iterator[Batch]:
+def _sample_loaders(package: str, loaders: Any, stage: str, options: Options, again: bool) -> Iterator[Batch]:
     combined_loader = import_module(f"{package}.utilities.combined_loader").CombinedLoader
     if isinstance(loaders, combined_loader):
         combined = copy.copy(loaders)
     else:
         combined = combined_loader(loaders, "max_size_cycle" if stage == "train" else "sequential")
     sources = combined.flattened
+    if again and any(map(_reads_once, sources)):
+        return
     for source in sources:
         if _reads_once(source):
             warnings.warn(

@@ -36,6 +36,9 @@ class MicroBatchedSteps:
         self._steps = PipelinedSteps(pipeline, RecordedLogs(trainer.lightning_module))
         self._early: EarlyGradients | None = None
 
+    is_in_window = False
+    """Whether batches that are still to come have been run: never."""
+
     @property
     def have_run_backward(self) -> bool:
         """Whether the training step before has made its gradients, which `backward` then only gives back."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from autobalance.compat import forget_unscaling, skips_backward
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.plan import Plan
+from autobalance.strategy.drift import Drift
 from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.plan_changes import changes
 from autobalance.strategy.replan import Learned, room
@@ -25,6 +26,14 @@ ATTEMPTS = 3
 """Failures in a row of one batch after which the error is the user's."""
 # What a device that ran out of memory twice, though it said that there was enough, is planned to hold less.
 _MARGIN = 0.1
+# Of a batch, by the Trainer's stage.
+_KINDS = {
+    "train": "train",
+    "sanity_check": "validate",
+    "validate": "validate",
+    "test": "test",
+    "predict": "predict",
+}
 
 
 class Recovery:
@@ -32,15 +41,21 @@ class Recovery:
 
     Args:
         strategy: whose steps they are; it moves its model to another plan with `rebalance`.
+        drift: knows the batch that is run.
     """
 
-    def __init__(self, strategy: Any) -> None:
-        self.learned = Learned()
+    def __init__(self, strategy: Any, drift: Drift) -> None:
         self._strategy = strategy
+        self._drift = drift
         self._parts: Parts | None = None
-        self._latest: tuple[StepState, Any] | None = None
+        self._latest: tuple[StepState, Any, UpdateState] | None = None
         self._given_up: BaseException | None = None
-        self._is_updating = False
+        self._updating: Optimizer | None = None
+
+    @property
+    def learned(self) -> Learned:
+        """What the run has shown of its needs."""
+        return self._drift.learned
 
     def forget(self) -> None:
         """The model changes, or the run has ended."""
@@ -73,9 +88,9 @@ class Recovery:
                     state.settle()
                     break
                 self._recover(state, story, batch)
-            if self._is_updating:
-                self._latest = state, batch
+            if self._updating is not None:
                 self._reserve(story, batch)
+                self._latest = state, batch, UpdateState(self._updating)
             return result
         finally:
             story.close()
@@ -93,10 +108,10 @@ class Recovery:
         if not self._strategy.options.retry_on_oom:
             return step()
         story = Story(self._strategy)
-        self._is_updating = True
+        self._updating = optimizer
         try:
             while True:
-                before = UpdateState(optimizer)
+                self._latest = None
                 try:
                     return step()
                 except RuntimeError as error:
@@ -104,17 +119,25 @@ class Recovery:
                         raise
                     story.add(error, Shortage.of(error, self._devices))
                     let_go(error)
-                if before.has_updated or self._latest is None:
-                    self._give_up(story, half_updated(self._trainer))
-                if self._gradients == ADDED:
-                    self._give_up(story, "No weight has changed, but the gradients of the whole window would be lost.")
-                before.put_back()
-                forget_unscaling(self._strategy.precision_plugin, optimizer)
-                state, batch = self._latest
-                self._recover(state, story, batch)
+                self._recover_update(story)
         finally:
-            self._is_updating, self._latest = False, None
+            self._updating = self._latest = None
             story.close()
+
+    def _recover_update(self, story: Story) -> None:
+        """Go back to before the batch whose optimizer step failed, if that has changed nothing yet."""
+        if self._latest is None:
+            self._give_up(story, "It happened outside of forward and backward, before the optimizer step.")
+        state, batch, before = self._latest
+        self._latest = None
+        if before.has_updated:
+            self._give_up(story, half_updated(self._trainer))
+        if self._gradients == ADDED:
+            self._give_up(story, "No weight has changed, but the gradients of the whole window would be lost.")
+        before.put_back()
+        del before  # holds optimizer state, which may have to move
+        forget_unscaling(self._strategy.precision_plugin, self._updating)
+        self._recover(state, story, batch)
 
     def _recover(self, state: StepState, story: Story, batch: Any) -> None:
         """Put everything back, and find a plan under which the batch can run."""
@@ -150,10 +173,15 @@ class Recovery:
 
     def _is_passing(self, shortages: list[Shortage], batch: Iterable[Tensor]) -> bool:
         """Whether the device has what the plan takes; if that is not to be believed, count on less there."""
+        if len(shortages) == 1 and self._drift.is_batch_larger:
+            return False  # a plan for this batch may be all that is needed
         latest, peaks, unforeseen = shortages[-1], self._plan.peaks, self.learned.unforeseen
         for index in range(len(peaks)) if latest.device is None else [latest.device]:
             beyond = latest.need - peaks[index] if latest.device is not None else 0
-            if beyond <= 0 and room(self._trainer, self._devices, self.learned, batch)[index].capacity < peaks[index]:
+            if (
+                beyond <= 0
+                and room(self._trainer, self._devices, self.learned, batch)[index].capacity < peaks[index]
+            ):
                 continue  # another plan for what is there is enough
             if beyond <= 0 and len(shortages) == 1:
                 return True
@@ -163,6 +191,7 @@ class Recovery:
 
     def _change_plan(self, story: Story, batch: list[Tensor], then: str = "the batch is run again") -> None:
         before = self._plan
+        self._drift.meet(_KINDS[self._trainer.state.stage.value])
         try:
             self._strategy.rebalance(self.learned, batch)
         except InfeasiblePlanError as error:

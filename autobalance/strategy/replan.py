@@ -67,18 +67,21 @@ def plan_anew(
     """
     module = trainer.lightning_module
     with undisturbed(module, trainer.datamodule, *data_owners(trainer)), loader_attachment_kept(trainer):
-        batches = tuple(_largest(sample_batches(trainer, options), learned))
+        batches = tuple(_largest(sample_batches(trainer, options, again=True), learned))
         plan = best_plan(trainer, options, devices, batches, room(trainer, devices, learned, in_use))
     elements = max((elements_in(batch.data) for batch in batches), default=0)
     return Placed(weakref.ref(module), plan, trainer.state.fn == "fit", elements or None)
 
 
-def _largest(samples: Iterable[Batch], learned: Learned) -> Iterator[Batch]:
-    """The samples, or the batches of their kind that were found to be larger."""
+def _largest(samples: Sequence[Batch], learned: Learned) -> Iterator[Batch]:
+    """The samples, or the batches of their kind that were found to be larger; training first."""
+    kinds = {sample.kind for sample in samples}
+    yield from (met for kind, met in learned.largest.items() if kind not in kinds and kind == "train")
     for sample in samples:
         met = learned.largest.get(sample.kind)
         is_larger = met is not None and elements_in(met.data) > elements_in(sample.data)
         yield replace(met, loader=sample.loader) if met is not None and is_larger else sample
+    yield from (met for kind, met in learned.largest.items() if kind not in kinds and kind != "train")
 
 
 def room(
@@ -92,11 +95,21 @@ def room(
         learned: what the run has shown.
         in_use: tensors on the devices that plans count, beside those of the model and its optimizers.
     """
-    held = _bytes_on((*_own_tensors(trainer), *in_use))
+    held = held_by_run(trainer, in_use)
     return [
         replace(target, capacity=max(0, target.capacity + held.get(device, 0) - learned.unforeseen.get(index, 0)))
         for index, (target, device) in enumerate(zip(planned_devices(devices), devices, strict=True))
     ]
+
+
+def held_by_run(trainer: Any, in_use: Iterable[Tensor] = ()) -> dict[torch.device, int]:
+    """Bytes of all that plans count, as it is now, by device.
+
+    Args:
+        trainer: a Trainer between two steps.
+        in_use: tensors that plans count, beside those of the model and its optimizers.
+    """
+    return _bytes_on((*_own_tensors(trainer), *in_use))
 
 
 def _bytes_on(tensors: Iterable[Tensor]) -> dict[torch.device, int]:

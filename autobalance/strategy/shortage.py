@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
 
@@ -89,8 +90,19 @@ def let_go(error: BaseException) -> None:
         each = pending.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
+            for frame, _ in traceback.walk_tb(each.__traceback__):
+                _clear(frame)
             pending += [each.__cause__, each.__context__]
+
+
+def _clear(frame: FrameType | None) -> None:
+    """Clear a frame and its callers until one that still runs; not all callers are in a traceback."""
+    while frame is not None:
+        try:
+            frame.clear()
+        except RuntimeError:  # it runs
+            return
+        frame = frame.f_back
 
 
 def free_memory(devices: Sequence[torch.device]) -> None:

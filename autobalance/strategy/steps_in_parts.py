@@ -22,6 +22,10 @@ class StepsInParts(Protocol):
     def have_run_backward(self) -> bool:
         """Whether the training step before has made its gradients, which `backward` then only gives back."""
 
+    @property
+    def is_in_window(self) -> bool:
+        """Whether batches that are still to come have been run already."""
+
     def train(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a training step with its backwards.
 

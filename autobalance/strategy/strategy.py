@@ -15,6 +15,7 @@ from autobalance.compat import call_around_closures, call_around_hooks, set_ligh
 from autobalance.execution.naive import NaiveSchedule
 from autobalance.placement.materialize import WeightFile, is_on_meta, load_weights
 from autobalance.strategy.checkpoints import host_state, is_local_file, to_host, write_file
+from autobalance.strategy.drift import Drift
 from autobalance.strategy.gradients import drop_stale_gradients
 from autobalance.strategy.one_process import OneProcess
 from autobalance.strategy.optimizers import send_state_home
@@ -117,7 +118,8 @@ class SelfBalanceStrategy(OneProcess):
         self._placed: Placed | None = None
         self._micro_batches: StepsInParts | None = None
         self._trainer: Any = None
-        self._recovery = Recovery(self)
+        self._drift = Drift(self)
+        self._recovery = Recovery(self, self._drift)
         self._undo_closures: Callable[[], None] = lambda: None
         self._checkpoint_file: WeightFile | None = None
         super().__init__(
@@ -155,6 +157,7 @@ class SelfBalanceStrategy(OneProcess):
         """Plan, place the blocks, then build optimizers on the placed parameters."""
         assert self.accelerator is not None
         self._trainer = trainer
+        self._drift.begin(trainer)
         call_around_hooks(self.lightning_package, _glue_of)
         self.accelerator.setup(trainer)
         assert self.model is not None
@@ -218,6 +221,7 @@ class SelfBalanceStrategy(OneProcess):
             self._micro_batches.remove()
         self._undo_closures()
         self._recovery.forget()
+        self._drift.forget()
         self._trainer = self._micro_batches = None
         super().teardown()
 
@@ -272,6 +276,7 @@ class SelfBalanceStrategy(OneProcess):
         """Move a batch to the root device, with the user's hooks, unless that has been done ahead of its turn."""
         if self._micro_batches is not None and self._micro_batches.is_prepared(batch):
             return batch
+        self._drift.loads(batch)
         return super().batch_to_device(batch, device, dataloader_idx)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
@@ -280,9 +285,11 @@ class SelfBalanceStrategy(OneProcess):
         return self._recovery.update(step, optimizer)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Send home what callbacks have made anew on the root device, such as batch norm's statistics."""
+        """Send home what callbacks have made anew on the root device, and see whether the plan still covers the run."""
         super().on_train_batch_start(batch, batch_idx)
         assert self._placed is not None
+        if self._micro_batches is None or not self._micro_batches.is_in_window:
+            self._drift.look(batch, self._placed.elements)
         if batch_idx == 0:
             self._placed.send_buffers_home()
             self._placed.check_trainable()
