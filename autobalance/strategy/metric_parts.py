@@ -81,6 +81,9 @@ class MetricParts:
             vars(collection)["update"] = partial(self._update_collection, collection)
         try:
             yield
+        except BaseException:
+            self.forget()
+            raise
         finally:
             for part, before in kept:
                 for name in _WATCHED:
@@ -110,7 +113,7 @@ class MetricParts:
         for call in self._calls.values():
             there = [place for place, number in enumerate(numbers) if number in call.pieces]
             if there:
-                pieces = [call.pieces[numbers[place]] for place in there]
+                pieces = [call.pieces.pop(numbers[place]) for place in there]
                 shares = [weights[place] for place in there]
                 _make_whole(call, pieces, [sizes[place] for place in there], adding_up(shares))
 

@@ -62,15 +62,13 @@ class RecordedLogs:
 
     Args:
         module: a LightningModule, or its twin in a trial.
-        rules: by name, how values are merged that are no means and are not logged with the `reduce_fx` that says so.
 
     Attributes:
-        calls: what was logged since recording began, in order.
+        calls: what was logged since recording began and has not been replayed, in order.
     """
 
-    def __init__(self, module: nn.Module, rules: Mapping[str, Rule] | None = None) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._rules = rules or {}
         self._metrics = MetricParts(module)
         self.calls: list[LogCall] = []
 
@@ -88,16 +86,18 @@ class RecordedLogs:
             del attributes["log"]
             attributes.update(kept)
 
-    def replay(self, sizes: Sequence[int], weights: Sequence[Any]) -> None:
+    def replay(self, sizes: Sequence[int], weights: Sequence[Any], rules: Mapping[str, Rule] | None = None) -> None:
         """Log everything once, with the values of the whole batch; to be called in the hook that ran the step.
 
         Args:
             sizes: samples of each micro-batch.
             weights: by which their means are weighted, adding up to 1.
+            rules: by name, how values are merged for which the `reduce_fx` of their call does not say it.
         """
         self._metrics.finish(range(len(sizes)), sizes, weights)
         for calls in self._by_turn():
-            self._log(calls, sizes, weights)
+            self._log(calls, sizes, weights, (rules or {}).get(calls[0].name))
+        self.calls = []
         self._metrics.forget()
 
     def replay_one(self, number: int, size: int = 1) -> None:
@@ -108,10 +108,10 @@ class RecordedLogs:
             size: samples that it has.
         """
         self._metrics.finish([number], [size], [1.0])
-        for calls in self._by_turn():
-            for call in calls:
-                if call.number == number:
-                    self._log([call], {number: size}, {number: 1.0})
+        for call in self.calls:
+            if call.number == number:
+                self._log([call], {number: size}, {number: 1.0})
+        self.calls = [call for call in self.calls if call.number != number]
 
     def _take(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         options.update(zip(_ARGUMENTS, args, strict=False))
@@ -134,6 +134,7 @@ class RecordedLogs:
         calls: Sequence[LogCall],
         sizes: Sequence[int] | Mapping[int, int],
         weights: Sequence[Any] | Mapping[int, Any],
+        rule: Rule | None = None,
     ) -> None:
         first = calls[0]
         options = dict(first.options)
@@ -146,7 +147,7 @@ class RecordedLogs:
             options["batch_size"] = _whole_count(counts, own)
             if len(set(map(int, counts))) > 1 and counts != own:  # not samples: what the values are means over
                 shares = adding_up(counts)
-        rule = self._rules.get(first.name) or _rule_of(options.get("reduce_fx", "mean"))
+        rule = rule or _rule_of(options.get("reduce_fx", "mean"))
         self._module.log(first.name, _merged(calls, rule, shares), **options)  # type: ignore[operator]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
+from autobalance.execution.merging import Rule
 from autobalance.execution.micro_batch import MicroBatch, working_on
 from autobalance.execution.splitting import parts_of
 from autobalance.strategy.recorded_logs import RecordedLogs
@@ -232,3 +233,111 @@ def test_everything_that_is_logged_is_that_of_whole_batches(lightning: ModuleTyp
         assert [set(values) for values in split[place]] == [set(values) for values in expected]
         for values, wanted in zip(split[place], expected, strict=True):
             assert values == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+class Taken(nn.Module):
+    """Keeps the calls that reach the log."""
+
+    def __init__(self, metric: Any = None) -> None:
+        super().__init__()
+        self.metric = metric
+        self.taken: list[tuple[str, Any, dict[str, Any]]] = []
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        self.taken.append((name, value, options))
+
+
+def in_parts(module: nn.Module, step: Callable[[int], None], count: int = 2) -> RecordedLogs:
+    """What a step logs in each of several micro-batches."""
+    logs = RecordedLogs(module)
+    with logs.recording():
+        for number in range(count):
+            with working_on(MicroBatch(number, count)):
+                step(number)
+    return logs
+
+
+def test_nothing_is_logged_before_it_is_replayed_and_then_once() -> None:
+    module = Taken()
+    logs = in_parts(module, lambda number: module.log("x", torch.tensor(number * 1.0), prog_bar=True, batch_size=2))
+    assert module.taken == []
+    logs.replay([2, 2], [0.5, 0.5])
+    assert module.taken == [("x", torch.tensor(0.5), {"prog_bar": True, "batch_size": 4})]
+    assert logs.calls == []
+    assert "log" not in vars(module)
+
+
+def test_a_value_that_only_some_micro_batches_log_is_weighed_among_them() -> None:
+    module = Taken()
+
+    def step(number: int) -> None:
+        if number:
+            module.log("rare", float(number))
+
+    in_parts(module, step, count=3).replay([2, 1, 3], [2 / 6, 1 / 6, 3 / 6])
+    ((name, value, _),) = module.taken
+    assert name == "rare"
+    assert value == pytest.approx((1 * 1 + 2 * 3) / 4)
+
+
+def test_a_count_that_is_no_number_of_samples_weighs_the_values() -> None:
+    module = Taken()
+    tokens = [30, 10]
+    step = in_parts(module, lambda number: module.log("loss", float(number), batch_size=tokens[number]))
+    step.replay([1, 1], [0.5, 0.5])
+    ((_, value, options),) = module.taken
+    assert value == pytest.approx(0.25)
+    assert options == {"batch_size": 40}
+
+
+def test_a_rule_that_was_learned_has_the_last_word() -> None:
+    module = Taken()
+    logs = in_parts(module, lambda number: module.log("total", 3))
+    logs.replay([1, 1], [0.5, 0.5], {"total": Rule("sum")})
+    assert module.taken[0][1] == 6
+
+
+def test_batches_of_a_window_are_logged_one_by_one_with_their_own_values() -> None:
+    module = Taken(MulticlassF1Score(3))
+    labels = [torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1])]
+    guesses = [torch.tensor([0, 1, 1]), torch.tensor([0, 0, 2])]
+    alone = [MulticlassF1Score(3)(guesses[number], labels[number]) for number in range(2)]
+
+    def step(number: int) -> None:
+        module.log("f1", module.metric(guesses[number], labels[number]))
+        module.log("object", module.metric)
+
+    logs = in_parts(module, step)
+    for number in range(2):
+        logs.replay_one(number, 3)
+        assert [name for name, _, _ in module.taken] == ["f1", "object"] * (number + 1)
+        assert torch.equal(module.taken[-2][1], alone[number])
+        assert module.metric.update_count == number + 1
+
+
+def test_a_step_that_fails_leaves_metrics_and_log_as_they_were() -> None:
+    module = Taken(MulticlassF1Score(3))
+    module.metric.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+    before = module.metric.compute().clone()
+
+    def step(number: int) -> None:
+        module.metric(torch.tensor([1, 1]), torch.tensor([1, 1]))
+        module.log("x", 1.0)
+        if number:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        in_parts(module, step)
+    assert torch.equal(module.metric.compute(), before)
+    assert module.metric.update_count == 1
+    assert not {"log", "forward", "reset"} & ({*vars(module)} | {*vars(module.metric)})
+    module.metric.update(torch.tensor([2]), torch.tensor([2]))
+    assert module.metric.update_count == 2
+
+
+def test_arguments_of_log_may_be_given_by_position() -> None:
+    module = Taken()
+    in_parts(module, lambda number: module.log("x", 1.0, True, None, False, True, "sum")).replay([1, 1], [0.5, 0.5])  # type: ignore[call-arg]
+    ((_, value, options),) = module.taken
+    assert value == 2.0
+    assert options == {"prog_bar": True, "logger": None, "on_step": False, "on_epoch": True, "reduce_fx": "sum"}
