@@ -125,7 +125,7 @@ class _HostSteps:
     def take_state_down(self, optimizer: Optimizer) -> None:
         """Send what state there is to the host."""
         for parameter in self.parameters:
-            state = optimizer.state[parameter] if parameter in optimizer.state else {}
+            state = optimizer.state.get(parameter, {})
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     state[name] = value.to("cpu")
