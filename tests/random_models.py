@@ -35,6 +35,7 @@ class Net(nn.Module):
         super().__init__()
         self.recipe = recipe
         self.blocks = nn.ModuleList(make_block(kind, recipe.dropout) for kind in recipe.blocks)
+        self.dropout = nn.Dropout(recipe.dropout)
         kinds = {step.kind for step in recipe.steps}
         # A parameter that is never used would be planned for, lest it be used later.
         if "scale" in kinds:

@@ -16,7 +16,7 @@ SINGLE = ("dense", "attention", "convolution", "norm", "lstm", "gru", "keyed", "
 PACKED = tuple(f"packed {kind}" for kind in CONTAINERS)
 SHARED = ("dense", "attention", "convolution", "keyed")
 """Blocks that may be called again, and recomputed by the user's own checkpointing."""
-BETWEEN = ("add", "cat", "stack", "scale", "shift", "mask", "where", "detached", "in place", "gather")
+BETWEEN = ("add", "cat", "stack", "scale", "shift", "mask", "where", "detached", "in place", "gather", "dropout")
 """Operations between blocks."""
 
 
@@ -64,7 +64,7 @@ def run_step(net: Any, step: Step, flow: Flow) -> Tensor:
         >>> output = run_step(net, Step("dense", block=0), Flow([inputs], mask))
 
     Args:
-        net: has `blocks`, and the parameters `scale` and `shift` outside of them.
+        net: has `blocks`, and the parameters `scale` and `shift` and a `dropout` outside of them.
         step: what to run.
         flow: what the steps before have left; what blocks change in place changes in it.
 
@@ -148,5 +148,6 @@ _RUNS: dict[str, Callable[[Any, Step, Flow], Tensor]] = {
     ),
     "detached": lambda net, step, flow: flow.outputs[-1] + flow.outputs[step.skip].detach(),
     "in place": _in_place,
+    "dropout": lambda net, step, flow: net.dropout(flow.outputs[-1]),
     "gather": _gather,
 }

@@ -5,22 +5,28 @@ from __future__ import annotations
 import gc
 import importlib
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from autobalance.errors import InfeasiblePlanError
+from autobalance.execution.seeds import glue_seed, step_seed, visit_seed
+from autobalance.partitioning.plan import Plan
 from autobalance.simulated import simulate
+from autobalance.strategy import best_plan
+from autobalance.strategy.best_plan import searched
 from tests.models import loader
-from tests.random_models import Recipe, draw_recipe
+from tests.random_models import Recipe, draw_recipe, fields_of
 
 STEPS = 20
-TIGHT = (0.8, 0.9, 0.96)
-"""Budgets that are tried where blocks are to save memory, as shares of what the plan takes that saves none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,10 @@ class Case:
         devices: how many.
         assignment: device of each block.
         micro_batches: parts of each batch.
-        recomputes, offloads: what blocks may do to save memory; budgets are then so tight that some have to.
+        saving: what each block does with what it saves for the backward, as `Plan.saving` has it.
+        streamed: blocks whose weights are on the host.
+        host_optimizer: devices whose optimizer state is on the host.
+        budget: None, or the planner decides all that, where each device has this share of what one would need.
     """
 
     recipe: Recipe
@@ -41,8 +50,20 @@ class Case:
     devices: int
     assignment: tuple[int, ...]
     micro_batches: int
-    recomputes: bool = False
-    offloads: bool = False
+    saving: tuple[str, ...] = ()
+    streamed: tuple[int, ...] = ()
+    host_optimizer: tuple[int, ...] = ()
+    budget: float | None = None
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether masks are those of parts, and not of the whole batch."""
+        return self.recipe.dropout > 0 and self.micro_batches > 1
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything is recomputed or on the host, or may be."""
+        return self.budget is not None or bool({*self.saving} - {"keep"} or self.streamed or self.host_optimizer)
 
     @property
     def pins(self) -> dict[str, int]:
@@ -50,11 +71,23 @@ class Case:
         return dict(zip(self.recipe.block_names, self.assignment, strict=True))
 
     def __str__(self) -> str:
-        saving = "".join(f", {word}" for word in ("recomputes", "offloads") if getattr(self, word))
-        return (
-            f"seed {self.recipe.seed}, {self.schedule}, {self.micro_batches} parts of {self.recipe.samples}, "
-            f"blocks on {self.assignment}{saving}"
+        where = f"blocks on {self.assignment}" if self.budget is None else f"planned for {self.budget:.0%} a device"
+        words = [f"{index} {word}s" for index, word in enumerate(self.saving) if word != "keep"]
+        words += [f"{index} streams" for index in self.streamed]
+        words += [f"optimizer of device {device} on the host" for device in self.host_optimizer]
+        return ", ".join(
+            [
+                f"seed {self.recipe.seed}",
+                self.schedule,
+                f"{self.micro_batches} parts of {self.recipe.samples} on {self.devices} devices",
+                where,
+                *words,
+            ]
         )
+
+    def imposed(self, plan: Plan) -> Plan:
+        """The plan, with what the case says of memory that is saved."""
+        return replace(plan, saving=self.saving, streamed=self.streamed, host_optimizer=self.host_optimizer)
 
 
 def draw_case(seed: int, schedule: str) -> Case:
@@ -78,14 +111,18 @@ def draw_case(seed: int, schedule: str) -> Case:
         assignment = [draw.randrange(devices) for _ in range(blocks)]
     for first, second in recipe.tied:
         assignment[second] = assignment[first]
+    saves, tied = draw.random() < 0.3, {block for pair in recipe.tied for block in pair}
+    words = ("keep", "keep", "recompute", "offload") if saves else ("keep",)
     return Case(
         recipe,
         schedule,
         devices,
         tuple(assignment),
         1 if schedule == "naive" else draw.randint(2, recipe.samples),
-        recomputes=draw.random() < 0.25,
-        offloads=draw.random() < 0.1,
+        saving=tuple(draw.choice(words) for _ in range(blocks)),
+        streamed=tuple(block for block in range(blocks) if saves and block not in tied and draw.random() < 0.15),
+        host_optimizer=tuple(device for device in range(devices) if saves and draw.random() < 0.15),
+        budget=draw.choice([0.6, 0.75, 0.9]) if draw.random() < 0.2 and schedule != "looped" else None,
     )
 
 
@@ -133,26 +170,18 @@ def run_split(case: Case, package: str = "lightning.pytorch", steps: int = STEPS
         package: the Lightning package.
         steps: optimizer steps.
     """
-    options: dict[str, Any] = {"pin": case.pins, "schedule": case.schedule, "micro_batches": case.micro_batches}
-    if not case.recomputes and not case.offloads:
-        return fit(case.recipe, package, case.devices, steps, **options, recompute=False)
-    free = fit(case.recipe, package, case.devices, 1, **options, recompute=False).plan
-    for share in TIGHT:
-        budgets = {device: int(share * peak) for device, peak in enumerate(free.peaks)}
+    options = {"schedule": case.schedule, "micro_batches": case.micro_batches}
+    if case.budget is None:
+        with mock.patch.object(best_plan, "searched", lambda *asked: case.imposed(searched(*asked))):
+            return fit(case.recipe, package, case.devices, steps, pin=case.pins, recompute=False, **options)
+    (whole,) = fit(case.recipe, package, 1, 1, **options, recompute=False).peaks
+    for more in range(20):  # the largest block may need more than its share
+        budgets = [int(whole * (case.budget + 0.1 * more))] * case.devices
         try:
-            return fit(
-                case.recipe,
-                package,
-                list(budgets.values()),
-                steps,
-                **options,
-                recompute=case.recomputes,
-                offload=case.offloads,
-                max_memory=budgets,
-            )
+            return fit(case.recipe, package, budgets, steps, recompute=True, offload=True, **options)
         except InfeasiblePlanError:
             continue
-    return fit(case.recipe, package, list(free.peaks), steps, **options, recompute=False)
+    raise AssertionError("no budget is enough")
 
 
 def run_on_one(case: Case, package: str = "lightning.pytorch", steps: int = STEPS) -> Run:
@@ -234,6 +263,86 @@ def _keeping(base: type, run: Run, seed: int) -> Any:
             run.losses.append(float(outputs["loss"]))
 
     return Keeping()
+
+
+def run_by_hand(case: Case, steps: int = STEPS) -> Run:
+    """Train in as many parts, one after the other, in a plain loop that seeds as `autobalance.execution.seeds` says.
+
+    Nothing is recomputed.
+
+    Example:
+        >>> run_by_hand(draw_case(7, "1f1b")).losses
+
+    Args:
+        case: what and how.
+        steps: optimizer steps.
+    """
+    steps_kept = tuple(replace(step, checkpointed=False) for step in case.recipe.steps)
+    recipe = replace(case.recipe, steps=steps_kept)
+    with simulate(1):
+        on = torch.device("simulated", 0)
+        run, model = Run(parts=case.micro_batches), recipe.make().to(on)
+        optimizer = model.configure_optimizers()
+        seeds = _Seeds(model.blocks)
+        torch.manual_seed(recipe.seed)
+        for batch in recipe.batches(steps):
+            optimizer.zero_grad()
+            seed, losses = step_seed(), []
+            for number, part in enumerate(_parts(batch, recipe.samples, case.micro_batches)):
+                share = _share(recipe, part, batch)
+                with seeds.of(seed, number), torch.autocast(on.type, torch.bfloat16, enabled=recipe.autocast):
+                    loss = share * model.training_step(tree_map_only(Tensor, lambda tensor: tensor.to(on), part), 0)
+                loss.backward()
+                losses.append(float(loss))
+            if not run.losses:
+                run.keep_gradients(model)
+            run.losses.append(sum(losses))
+            optimizer.step()
+    return run
+
+
+def _parts(batch: Any, samples: int, count: int) -> list[Any]:
+    return [
+        tree_map_only(Tensor, lambda tensor, of=part: tensor[of[0] : of[-1] + 1], batch)
+        for part in torch.arange(samples).tensor_split(count)
+    ]
+
+
+def _share(recipe: Recipe, part: Any, batch: Any) -> float:
+    """What the loss of a part counts for."""
+    mine, all_of_them = fields_of(part)[3], fields_of(batch)[3]
+    if recipe.reduction == "weighted":
+        return float(mine.sum() / all_of_them.sum())
+    return 1.0 if recipe.reduction == "sum" else len(mine) / len(all_of_them)
+
+
+class _Seeds:
+    """Seeds visits of blocks, and what is drawn between them."""
+
+    def __init__(self, blocks: Iterable[torch.nn.Module]) -> None:
+        self._step = self._number = 0
+        self._visits: Counter[str] = Counter()
+        for index, block in enumerate(blocks):
+            block.register_forward_pre_hook(partial(self._enter, f"blocks.{index}"))
+            block.register_forward_hook(self._leave)
+
+    @contextmanager
+    def of(self, step: int, number: int) -> Iterator[None]:
+        """A part of a step runs inside."""
+        self._step, self._number = step, number
+        self._visits.clear()
+        before = torch.get_rng_state()
+        torch.manual_seed(glue_seed(step, number))
+        yield
+        torch.set_rng_state(before)
+
+    def _enter(self, name: str, *arguments: object) -> None:
+        self._between = torch.get_rng_state()
+        torch.manual_seed(visit_seed(self._step, name, self._visits[name], self._number))
+        self._visits[name] += 1
+
+    def _leave(self, *arguments: object) -> None:
+        torch.set_rng_state(self._between)
 
 
 def run_whole(recipe: Recipe, steps: int = STEPS) -> Run:
