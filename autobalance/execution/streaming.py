@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from autobalance.compat import flat_weights_of, in_backward, storage_key, version
+from autobalance.compat import call_at_checkpoint, flat_weights_of, in_backward, storage_key, version
 from autobalance.execution.host_copies import Arrival, OnHost, to_device, to_host
 from autobalance.execution.offload import OnHostUntilBackward
 from autobalance.execution.recompute import has_statistics
@@ -107,6 +107,7 @@ def _run_streaming(
 ) -> Any:
     if streaming in _running.modules:
         return run_method(module, name, inner, args, kwargs)
+    call_at_checkpoint(_remembering_weights)
     with _weights_on_device(streaming) as known:
         # A region that is run again keeps what it is given, and makes the rest, copies of weights too.
         if not torch.is_grad_enabled() or streaming.saving == "recompute":
@@ -118,6 +119,19 @@ def _run_streaming(
             output = run_method(module, name, inner, args, kwargs)
         saved.end_forward()
         return output
+
+
+def _remembering_weights(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that has the present weights on the device when a checkpoint of the user's runs it in backward."""
+    return partial(_run_on_device, tuple(_running.modules), function) if _running.modules else function
+
+
+def _run_on_device(modules: tuple[Streaming, ...], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    with ExitStack() as entered:
+        for streaming in modules:
+            if streaming not in _running.modules:
+                entered.enter_context(_weights_on_device(streaming))
+        return function(*args, **kwargs)
 
 
 class _Weights:
@@ -150,7 +164,7 @@ class _Fetched(torch.autograd.Function):
         return there.view_as(there)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override] # torch's has no types
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Bring the gradient to where the weight is."""
         return to_host(gradient).wait(), None
 
@@ -180,7 +194,7 @@ def _weights_on_device(streaming: Streaming) -> Iterator[dict[int, Rest]]:
             if not has_statistics(part) or name in part._parameters:
                 known[storage_key(there.untyped_storage())] = _Weights(streaming, tensor)
             if torch.is_grad_enabled() and tensor.requires_grad:
-                there = _Fetched.apply(tensor, there)
+                there = _Fetched.apply(tensor, there)  # type: ignore[no-untyped-call]
             lent.append(_Lent(part, name, tensor, there, version(there)))
             _table(part, name)[name] = there
         with flat_weights_of(streaming.module):

@@ -12,6 +12,7 @@ import torch
 from models import CASES
 from torch import Tensor, nn
 from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
 
 import autobalance
 from autobalance.blocks import find_blocks
@@ -161,6 +162,17 @@ class Chain(nn.Module):
 def deep() -> nn.Module:
     """A block that saves more than it is given."""
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
+
+
+class Checkpointing(nn.Module):
+    """Keeps little by itself already, in part of its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = deep(), deep()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(checkpoint(self.inner, x, use_reentrant=False))
 
 
 def chain(a: Make = deep, b: Make = deep, **options: Any) -> Case:

@@ -12,14 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import autobalance
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.replay import replay
 from autobalance.simulated import simulate
 from autobalance.timelines.recompute import with_savings
-from tests.execution.saving_runs import WIDTH, Case, Chain, adamw, case_of, chain, deep, loss_of
+from tests.execution.saving_runs import WIDTH, Case, Chain, Checkpointing, adamw, case_of, chain, loss_of
 
 
 @pytest.fixture(autouse=True)
@@ -109,17 +108,6 @@ def test_containers_are_those_that_the_first_forward_was_given() -> None:
         return OfContainers(InContainers(), InContainers())
 
     assert_same_when_recomputed(Case(make, [torch.ones(4, WIDTH)] * 2, loss_of))
-
-
-class Checkpointing(nn.Module):
-    """Keeps little by itself already, in part of its forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = deep(), deep()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(checkpoint(self.inner, x, use_reentrant=False))
 
 
 def test_checkpoints_of_the_user_inside_a_block_work() -> None:

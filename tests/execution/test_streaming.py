@@ -21,7 +21,7 @@ from autobalance.partitioning.judge import judge
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.simulated import simulate
-from tests.execution.saving_runs import WIDTH, Case, adamw, case_of, chain, loss_of
+from tests.execution.saving_runs import WIDTH, Case, Checkpointing, adamw, case_of, chain, loss_of
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +138,16 @@ def test_the_weights_of_the_next_block_are_on_their_way_while_one_runs() -> None
     assert model.a.seen == [2 * weights]
     assert model.c.seen[0] <= weights + 512
     assert held() == 0
+
+
+@pytest.mark.parametrize("saving", ["keep", "offload", "recompute"])
+def test_checkpoints_of_the_user_inside_a_block_work(saving: str) -> None:
+    case = chain(Checkpointing, Checkpointing)
+    plain = case.plan()
+    plan = streaming(plain, saving=(saving,) * 2)
+    ran = case.run(plan)
+    ran.assert_same(case.run(plain))
+    assert ran.peaks == case.forecast(plan)
 
 
 def test_gradients_of_several_batches_add_up_on_the_host() -> None:
