@@ -156,6 +156,12 @@ def _rebuilt(like: Any, items: Sequence[Any]) -> Any:
     return made
 
 
+def adding_up(weights: Sequence[Any]) -> list[Any]:
+    """Weights in the same proportions that add up to 1."""
+    total: Any = sum(weights)
+    return [weight / total for weight in weights]
+
+
 def shares_of(sizes: Sequence[int]) -> list[float]:
     """Weights by samples."""
     return [size / sum(sizes) for size in sizes]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from autobalance.compat import metrics as private
 from autobalance.execution.merge_rules import guess
-from autobalance.execution.merging import merge
+from autobalance.execution.merging import adding_up, merge
 from autobalance.execution.micro_batch import current_micro_batch
 from autobalance.strategy.metrics import is_metric
 
@@ -202,12 +202,6 @@ def current_number() -> int:
     """The number of the micro-batch that this thread works on."""
     micro_batch = current_micro_batch()
     return 0 if micro_batch is None else micro_batch.index
-
-
-def adding_up(weights: Sequence[Any]) -> list[Any]:
-    """Weights in the same proportions that add up to 1."""
-    total: Any = sum(weights)
-    return [weight / total for weight in weights]
 
 
 def _make_whole(call: MetricCall, pieces: list[Any], sizes: list[int], weights: list[Any]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autobalance.execution.merging import Rule, apply
-from autobalance.strategy.metric_parts import MetricCall, MetricParts, adding_up, current_number
+from autobalance.execution.merging import Rule, adding_up, apply
+from autobalance.strategy.metric_parts import MetricCall, MetricParts, current_number
 
 _ARGUMENTS = (
     "prog_bar",
