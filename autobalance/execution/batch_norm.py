@@ -6,7 +6,8 @@ stay what they are, and so do checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -184,3 +185,20 @@ def _pooled(parts: list[_Statistics]) -> tuple[Tensor, Tensor]:
         for part, value, variance in zip(parts, means, variances, strict=True)
     ]
     return mean, torch.stack(squares).sum(0) / max(1, count - 1)
+
+
+@contextmanager
+def deferring(norms: DeferredBatchNorm | None) -> Iterator[None]:
+    """A step that is split: at its end running statistics are updated, and not at all if it fails.
+
+    Args:
+        norms: those of the model; None if nothing is deferred.
+    """
+    try:
+        yield
+    except BaseException:
+        if norms is not None:
+            norms.forget()
+        raise
+    if norms is not None:
+        norms.end_step()

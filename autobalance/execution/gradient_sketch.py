@@ -19,6 +19,9 @@ PRODUCTS = 16
 _ROW = 4096
 _ROWS_AT_ONCE = 256  # of a million elements together: 8 MiB in double precision
 
+_LARGE = 4 * _ROW * _ROWS_AT_ONCE
+"""Elements from which on a gradient is larger than the working space."""
+
 Sketch = Tensor
 """`PRODUCTS` numbers on the host."""
 
@@ -65,12 +68,14 @@ def sketching(module: nn.Module) -> Iterator[dict[str, Sketch]]:
 
 @torch.no_grad()
 def sketch_of(gradient: Tensor) -> Tensor:
-    """The sketch of one gradient, where that is.
+    """The sketch of one gradient; of a small one on the host, where working space takes nothing from devices.
 
     Args:
         gradient: of any shape and type, dense or sparse.
     """
     flat = (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(-1)
+    if flat.numel() < _LARGE:
+        flat = flat.cpu()
     signs = _signs().to(flat.device)
     total = torch.zeros(PRODUCTS, dtype=torch.float64, device=flat.device)
     whole = flat.numel() // _ROW

@@ -183,7 +183,7 @@ class Pipeline:
                 self._tell("end")
 
     def _wavefront(self, order: Sequence[Launch], call: Forward, backward: Backward, casts: _Casts) -> None:
-        """Suspended forwards; the backward of a micro-batch runs whole, in this thread, where its first launch stands."""
+        """Suspended forwards; a micro-batch has its backward whole, in this thread, where its first launch stands."""
         with self._suspended(sorted({launch.micro_batch for launch in order}), call) as runs:
             for launch in order:
                 run = runs[launch.micro_batch]

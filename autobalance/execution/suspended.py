@@ -1,7 +1,7 @@
 """A call that runs in a thread of its own, and only while it holds the baton: it can stop in the midst of user code.
 
-Threads and not greenlets: torch keeps grad mode, autocast and other state by thread, and interleaved calls in one thread
-would mix it up. Of all threads one runs at a time, so that the order of launches is the same in every run.
+Threads and not greenlets: torch keeps grad mode, autocast and other state by thread, and interleaved calls in one
+thread would mix it up. Of all threads one runs at a time, so that the order of launches is the same in every run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Suspended:
         True
 
     Args:
-        call: the code to run; it sees the thread-local state of torch and the context variables of the thread that makes
-            this object.
+        call: the code to run; it sees the thread-local state of torch and the context variables of the thread that
+            makes this object.
         name: of the thread, for debuggers.
 
     Attributes:

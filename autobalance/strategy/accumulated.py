@@ -63,6 +63,10 @@ class AccumulatedSteps:
         """Whether the training step before has made its gradients, which `backward` then only gives back."""
         return self._has_stepped
 
+    def refusal(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+        """Nothing is against whole batches."""
+        return None
+
     def train(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
         """The training step of one batch: at the first of a window, those of all others too.
 

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from autobalance.compat import skips_backward
+from autobalance.execution.batch_norm import deferring, install_deferred
+from autobalance.execution.equivalence import Verdict
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
 from autobalance.execution.splitting import Parts, parts_of
 from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part, without_graph
 from autobalance.strategy.recorded_logs import RecordedLogs
+from autobalance.strategy.self_test import log_rules, verdict_on
+from autobalance.strategy.summary import tell
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """What the test before the first batch of a step has found: how to split its batches, or why not to."""
+
+    steps: PipelinedSteps
+    verdict: Verdict
+
+    @property
+    def reduction(self) -> str:
+        return "sum" if self.verdict.loss_rule == "sum" else "mean"
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        return {"rules": self.verdict.output_rules, "log_rules": log_rules(self.verdict)}
 
 
 class MicroBatchedSteps:
@@ -25,16 +46,24 @@ class MicroBatchedSteps:
         pipeline: runs micro-batches; the doors of the model's blocks tell it of their calls.
         glue: the context for the user's code.
         count: into how many parts a batch is split, as far as it has samples.
+        defers_norms: whether batch norms' running statistics are to be those of the full batch.
     """
 
     def __init__(
-        self, trainer: Any, pipeline: Pipeline, glue: Callable[[], AbstractContextManager[None]], count: int
+        self,
+        trainer: Any,
+        pipeline: Pipeline,
+        glue: Callable[[], AbstractContextManager[None]],
+        count: int,
+        defers_norms: bool = False,
     ) -> None:
         self._trainer = trainer
+        self._pipeline = pipeline
         self._count = count
         self._glue = glue
-        self._steps = PipelinedSteps(pipeline, RecordedLogs(trainer.lightning_module))
+        self._checked: dict[tuple[Any, ...], _Checked] = {}
         self._early: EarlyGradients | None = None
+        self._norms = install_deferred(trainer.lightning_module) if defers_norms else None
 
     is_in_window = False
     """Whether batches that are still to come have been run: never."""
@@ -43,6 +72,17 @@ class MicroBatchedSteps:
     def have_run_backward(self) -> bool:
         """Whether the training step before has made its gradients, which `backward` then only gives back."""
         return self._early is not None
+
+    def refusal(self, step: Callable[..., Any], batch: Any, *others: Any) -> str | None:
+        """Why batches of this step must not be split, as a test on a part of the first one shows; None: they may.
+
+        Args:
+            step: Lightning's step of the strategy.
+            batch: of the step.
+            others: what else the step takes.
+        """
+        checked = self._check(step, batch, others)
+        return None if checked.verdict.ok else checked.verdict.reason
 
     def train(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
         """Run one training step, its backwards too.
@@ -55,17 +95,14 @@ class MicroBatchedSteps:
         Returns:
             What the step would return for the full batch.
         """
-        parts = self._parts(batch)
-
-        def run(part: Any) -> Any:
-            with self._glue():
-                return step(part, *others)
-
+        parts, run = self._parts(batch), self._run(step, others)
         if len(parts.sizes) < 2:
             return run(batch)
-        trainer = self._trainer
+        trainer, checked = self._trainer, self._check(step, batch, others)
         if skips_backward(trainer):
-            return self._steps.evaluate(parts, lambda part: without_graph(run(part)))
+            return checked.steps.evaluate(
+                parts, lambda part: without_graph(run(part)), **checked.rules, seed=step_seed()
+            )
         accumulated = trainer.accumulate_grad_batches
 
         def backward(loss: Tensor) -> None:
@@ -76,7 +113,10 @@ class MicroBatchedSteps:
 
         is_first = trainer.fit_loop.epoch_loop.batch_idx % accumulated == 0
         early = EarlyGradients(trainer.lightning_module.parameters(), are_zeroed=is_first)
-        output = self._steps.train(parts, run, backward, seed=step_seed())
+        with deferring(self._norms):
+            output = checked.steps.train(
+                parts, run, backward, reduction=checked.reduction, **checked.rules, seed=step_seed()
+            )
         early.set_aside()
         self._early = early
         return output
@@ -98,20 +138,43 @@ class MicroBatchedSteps:
         Returns:
             What the step would return for the full batch, in the order of its samples.
         """
-        parts = self._parts(batch)
-
-        def run(part: Any) -> Any:
-            with self._glue():
-                return step(part, *others)
-
-        return run(batch) if len(parts.sizes) < 2 else self._steps.evaluate(parts, run)
+        parts, run = self._parts(batch), self._run(step, others)
+        if len(parts.sizes) < 2:
+            return run(batch)
+        checked = self._check(step, batch, others)
+        if not checked.verdict.ok:
+            return run(batch)
+        return checked.steps.evaluate(parts, run, **checked.rules)
 
     def is_prepared(self, batch: Any) -> bool:
         """No batch is taken ahead of its turn."""
         return False
 
     def remove(self) -> None:
-        """There is nothing to undo."""
+        """Let batch norms update their statistics as they come."""
+        if self._norms is not None:
+            self._norms.remove()
 
     def _parts(self, batch: Any) -> Parts:
         return parts_of(self._trainer.lightning_module, batch, self._count)
+
+    def _run(self, step: Callable[..., Any], others: tuple[Any, ...]) -> Callable[[Any], Any]:
+        def run(part: Any) -> Any:
+            with self._glue():
+                return step(part, *others)
+
+        return run
+
+    def _check(self, step: Callable[..., Any], batch: Any, others: tuple[Any, ...]) -> _Checked:
+        # The loaders of one hook may give batches of different kinds: the index comes after that of the batch.
+        key = step.__name__, *others[1:]
+        if key not in self._checked:
+            trainer = self._trainer
+            verdict = verdict_on(trainer, step, batch, others, self._glue)
+            if verdict.note:
+                tell(trainer, verdict.note)
+            logs = RecordedLogs(trainer.lightning_module)
+            self._checked[key] = _Checked(PipelinedSteps(self._pipeline, logs), verdict)
+            if not verdict.ok and step.__name__ != "training_step":
+                tell(trainer, f"`{step.__name__}` runs on whole batches: {verdict.reason}")
+        return self._checked[key]

@@ -26,7 +26,7 @@ class Logs(Protocol):
     def recording(self) -> AbstractContextManager[None]:
         """While it lasts, `self.log` and metrics keep what each micro-batch gives."""
 
-    def replay(self, sizes: Sequence[int], weights: Sequence[float | Tensor]) -> None:
+    def replay(self, sizes: Sequence[int], weights: Sequence[float | Tensor], rules: Rules | None = None) -> None:
         """Log it as the full batch would have."""
 
 
@@ -54,6 +54,7 @@ class PipelinedSteps:
         *,
         reduction: str = "mean",
         rules: Rules | None = None,
+        log_rules: Rules | None = None,
         seed: int | None = None,
     ) -> Any:
         """Run forwards and backwards of all parts.
@@ -63,7 +64,8 @@ class PipelinedSteps:
             step: the user's training step.
             backward: runs the backward of the loss that it is given, which is weighted.
             reduction: "mean" weighs losses by the parts' weights, "sum" adds them up.
-            rules: how to merge what steps return beside the loss; None: guessed.
+            rules: how to merge what steps return beside the loss, where it is known.
+            log_rules: how to merge what they log, by name, where it is known.
             seed: of the step's random numbers.
 
         Returns:
@@ -78,7 +80,7 @@ class PipelinedSteps:
         with self._logs.recording():
             outputs = self._outputs(parts.batches, shares, step, backward, seed)
         _refuse_missing(outputs)
-        self._logs.replay(parts.sizes, parts.weights)
+        self._logs.replay(parts.sizes, parts.weights, log_rules)
         return _merged_step(outputs, parts.sizes, shares, rules)
 
     def train_each(
@@ -125,13 +127,22 @@ class PipelinedSteps:
             self._pipeline.train(len(batches), forward, back, seed)
         return outputs
 
-    def evaluate(self, parts: Parts, step: Step, *, rules: Rules | None = None, seed: int | None = None) -> Any:
+    def evaluate(
+        self,
+        parts: Parts,
+        step: Step,
+        *,
+        rules: Rules | None = None,
+        log_rules: Rules | None = None,
+        seed: int | None = None,
+    ) -> Any:
         """Run forwards of all parts.
 
         Args:
             parts: of the batch.
             step: the user's validation, test or prediction step.
-            rules: how to merge what steps return; None: guessed.
+            rules: how to merge what steps return, where it is known.
+            log_rules: how to merge what they log, by name, where it is known.
             seed: of the step's random numbers.
 
         Returns:
@@ -145,8 +156,8 @@ class PipelinedSteps:
 
         with self._logs.recording(), ready(tensors_in(parts.batches)):
             self._pipeline.evaluate(len(sizes), forward, seed)
-        self._logs.replay(sizes, parts.weights)
-        return merge(outputs, sizes, rules if rules is not None else guess(outputs, sizes))
+        self._logs.replay(sizes, parts.weights, log_rules)
+        return _merged(outputs, sizes, rules)
 
 
 def loss_of(output: Any) -> Tensor | None:
@@ -206,5 +217,9 @@ def _merged_step(
     if not isinstance(first, Mapping):
         return loss
     others = [{name: value for name, value in output.items() if name != "loss"} for output in outputs]
-    merged = merge(others, sizes, rules if rules is not None else guess(others, sizes))
-    return {"loss": loss, **merged}
+    return {"loss": loss, **_merged(others, sizes, rules)}
+
+
+def _merged(outputs: Sequence[Any], sizes: Sequence[int], rules: Rules | None) -> Any:
+    """By rules that were learned, and by guesses where nothing was learned, as of values that were equal then."""
+    return merge(outputs, sizes, {**guess(outputs, sizes), **(rules or {})})

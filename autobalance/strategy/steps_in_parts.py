@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Protocol
 
 from autobalance.execution.pipeline import Pipeline
 from autobalance.strategy.accumulated import AccumulatedSteps
 from autobalance.strategy.micro_batched import MicroBatchedSteps
 from autobalance.strategy.placed import Placed
+from autobalance.strategy.splittable import on_deferred
+from autobalance.strategy.summary import tell
 
 Glue = Callable[[], AbstractContextManager[None]]
 
@@ -25,6 +26,14 @@ class StepsInParts(Protocol):
     @property
     def is_in_window(self) -> bool:
         """Whether batches that are still to come have been run already."""
+
+    def refusal(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+        """Why batches of this step must not be split; None: they may.
+
+        Args:
+            step: Lightning's step of the strategy.
+            args, kwargs: of the step, the batch first.
+        """
 
     def train(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a training step with its backwards.
@@ -47,16 +56,21 @@ class StepsInParts(Protocol):
         """Let Lightning see to its batches by itself again."""
 
 
-def steps_in_parts(trainer: Any, placed: Placed, glue: Glue) -> StepsInParts | None:
+def steps_in_parts(trainer: Any, placed: Placed, glue: Glue, batch_norm: str) -> StepsInParts | None:
     """What runs the steps of a placed model in micro-batches; None where batches stay whole.
 
     Args:
         trainer: in a run.
         placed: its model.
         glue: the context for the user's code.
+        batch_norm: "deferred" for running statistics as of the full batch.
     """
     pipeline: Pipeline | None = placed.pipeline
     if pipeline is None:
         return None
-    make = AccumulatedSteps if placed.plan.accumulated else partial(MicroBatchedSteps, count=placed.plan.micro_batches)
-    return make(trainer, pipeline, glue)
+    if placed.plan.accumulated:
+        return AccumulatedSteps(trainer, pipeline, glue)
+    defers = batch_norm == "deferred" and trainer.state.fn == "fit"
+    if defers and (said := on_deferred(trainer.lightning_module)):
+        tell(trainer, said)
+    return MicroBatchedSteps(trainer, pipeline, glue, placed.plan.micro_batches, defers)

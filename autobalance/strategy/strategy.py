@@ -17,6 +17,7 @@ from autobalance.placement.materialize import WeightFile, is_on_meta, load_weigh
 from autobalance.strategy.checkpoints import host_state, is_local_file, to_host, write_file
 from autobalance.strategy.drift import Drift
 from autobalance.strategy.gradients import drop_stale_gradients
+from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.one_process import OneProcess
 from autobalance.strategy.optimizers import send_state_home
 from autobalance.strategy.options import Options
@@ -25,8 +26,9 @@ from autobalance.strategy.planning import plan_run, read_plan
 from autobalance.strategy.rebalance import rebalance
 from autobalance.strategy.recovery import Recovery
 from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
+from autobalance.strategy.splittable import in_words
 from autobalance.strategy.steps_in_parts import StepsInParts, steps_in_parts
-from autobalance.strategy.summary import log_plan
+from autobalance.strategy.summary import log_plan, tell
 
 if TYPE_CHECKING:
     from autobalance.partitioning.plan import Plan
@@ -211,7 +213,7 @@ class SelfBalanceStrategy(OneProcess):
         planned.place(self.parallel_devices)
         if self._micro_batches is not None:
             self._micro_batches.remove()
-        self._micro_batches = steps_in_parts(self._trainer, planned, self.glue)
+        self._micro_batches = steps_in_parts(self._trainer, planned, self.glue, self.options.batch_norm)
 
     def teardown(self) -> None:
         """Take the hooks off, then bring everything back to the host."""
@@ -237,8 +239,21 @@ class SelfBalanceStrategy(OneProcess):
         """The user's step, as the schedule runs it."""
         drop_stale_gradients(self._trainer, self.optimizers)
         if self._micro_batches is not None:
-            return self._micro_batches.train(super().training_step, *args, **kwargs)
+            reason = self._micro_batches.refusal(super().training_step, *args, **kwargs)
+            if reason is None:
+                return self._micro_batches.train(super().training_step, *args, **kwargs)
+            self._stay_whole(reason, list(tensors_in(args)))
         return self._schedule.run(super().training_step, *args, **kwargs)
+
+    def _stay_whole(self, reason: str, batch: Sequence[torch.Tensor]) -> None:
+        """Split no more batches, since that would train something else."""
+        tell(self._trainer, in_words([reason]))
+        self.options = self.options.whole
+        if self._given_plan is None:
+            self.rebalance(self._recovery.learned, batch)
+        else:
+            self._micro_batches = None
+            tell(self._trainer, "The given plan counts on split batches: whole ones may need more memory than planned.")
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Backward, as the schedule runs it; where micro-batches have had theirs, the hooks around it."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from autobalance import compat
+from autobalance.execution.batch_norm import DeferredBatchNorm, deferring, install_deferred
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import Running
 from autobalance.execution.splitting import parts_of
@@ -55,6 +56,7 @@ class LightningTrial:
         self._training_batch: Batch | None = None
         self._device = torch.device("cpu")
         self._pipeline: Pipeline | None = None
+        self._norms: DeferredBatchNorm | None = None
         self._micro_batches = 1
 
     @property
@@ -72,6 +74,9 @@ class LightningTrial:
     def split(self, pipeline: Pipeline, running: Running) -> None:
         """From now on run micro-batches as the run will."""
         self._pipeline, self._micro_batches = pipeline, running.micro_batches
+        options = getattr(self._trainer.strategy, "options", None)
+        if options is not None and options.batch_norm == "deferred" and not self.takes_windows:
+            self._norms = install_deferred(self._stand_in.lightning_module)
 
     def stand_ins(self, root: nn.Module, kind: str) -> Mapping[int, Any]:
         """The copy gets a Trainer of its own; its metrics only keep their bytes, unless elements are real."""
@@ -87,7 +92,7 @@ class LightningTrial:
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
         """Give the copy silent logging, its own precision plugin and optimizers."""
         self._device = device
-        self._pipeline, self._micro_batches = None, 1
+        self._pipeline, self._micro_batches, self._norms = None, 1, None
         self._logged = LoggedValues(self._package, device)
         for name, stand_in in (
             ("log", self._logged.log),
@@ -228,7 +233,8 @@ class LightningTrial:
         logs = RecordedLogs(twin)
         steps, step = PipelinedSteps(self._pipeline, logs), partial(self._step_on, twin, glue)
         if parts is not None:
-            output = steps.train(parts, step, backward)
+            with deferring(self._norms):
+                output = steps.train(parts, step, backward)
         else:
             *_, output = steps.train_each(moved, step, backward)
             for number in range(len(moved)):
