@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from autobalance.profiling.plain import profile
     from autobalance.profiling.profile import Profile
     from autobalance.simulated import simulate
-    from autobalance.strategy import SelfBalanceStrategy
+    from autobalance.strategy import BalanceMonitor, SelfBalanceStrategy
 
 __version__ = "0.1.0"
 
 # Where each public name lives: found on first use, so that `import autobalance` imports neither torch nor Lightning.
 _HOMES = {
+    "BalanceMonitor": "autobalance.strategy",
     "InfeasiblePlanError": "autobalance.errors",
     "Plan": "autobalance.partitioning.plan",
     "Profile": "autobalance.profiling.profile",
@@ -45,6 +46,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BalanceMonitor",
     "InfeasiblePlanError",
     "Plan",
     "Profile",

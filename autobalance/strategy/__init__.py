@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autobalance.strategy.monitor import BalanceMonitor as BalanceMonitor
     from autobalance.strategy.strategy import SelfBalanceStrategy as SelfBalanceStrategy
 
-__all__ = ["SelfBalanceStrategy"]
+__all__ = ["BalanceMonitor", "SelfBalanceStrategy"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from autobalance.strategy.registration import current_strategy
 
         return current_strategy()
+    if name == "BalanceMonitor":
+        from autobalance.strategy.registration import current_monitor
+
+        return current_monitor()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

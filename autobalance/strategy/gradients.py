@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from autobalance.compat import skips_backward
-from autobalance.strategy.registration import lightning_root, overrides
+from autobalance.strategy.registration import imported_roots, overrides
 
 
 def drop_stale_gradients(trainer: Any, optimizers: Sequence[Optimizer]) -> None:
@@ -33,8 +33,8 @@ def frees_gradients_early(trainer: Any) -> bool:
     module = trainer.lightning_module
     if not module.automatic_optimization:
         return False
-    package = lightning_root(trainer)
     if overrides(module, "optimizer_zero_grad") or overrides(module, "on_before_zero_grad"):
         return False
-    callback = import_module(f"{package}.callbacks").Callback
-    return all(type(own).on_before_zero_grad is callback.on_before_zero_grad for own in trainer.callbacks)
+    # A callback may be one to both packages.
+    plain = {import_module(f"{package}.callbacks").Callback.on_before_zero_grad for package in imported_roots()}
+    return all(type(own).on_before_zero_grad in plain for own in trainer.callbacks)

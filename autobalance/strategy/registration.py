@@ -72,6 +72,19 @@ def strategy_class(roots: tuple[str, ...]) -> type[Any]:
     return cls
 
 
+def current_monitor() -> type[Any]:
+    """`BalanceMonitor` for the Lightning packages imported so far; if none, for `pytorch_lightning`."""
+    return monitor_class(imported_roots() or ROOTS[:1])
+
+
+@lru_cache
+def monitor_class(roots: tuple[str, ...]) -> type[Any]:
+    """The monitor built on the base classes of `roots`, which is a callback to the Trainers of each."""
+    from autobalance.strategy.monitor import BalanceMonitor
+
+    return _build(BalanceMonitor, tuple(import_module(f"{root}.callbacks").Callback for root in roots), roots[0])
+
+
 @lru_cache
 def accelerator_class(root: str) -> type[Any]:
     """The simulated accelerator built on the base class of one Lightning package."""

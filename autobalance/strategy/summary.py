@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from autobalance.strategy.data_parallel import faster_with_ddp
 from autobalance.strategy.registration import lightning_root
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def log_plan(plan: Plan, trainer: Any) -> None:
     summary = import_module(f"{lightning_root(trainer)}.callbacks").ModelSummary
     if any(isinstance(callback, summary) for callback in trainer.callbacks):
         tell(trainer, f"\n{plan}")
+        if advice := faster_with_ddp(plan):
+            tell(trainer, advice)
 
 
 def tell(trainer: Any, text: str) -> None:
