@@ -166,5 +166,5 @@ def clocked_fit(hidden: Sequence[int], devices: int, way: Way, rows: int = ROWS)
         )
         batch = 1 if way.accumulate > 1 else size
         trainer.fit(Chain(hidden), DataLoader(words, batch_size=batch))
-        plan = trainer.strategy.plan
+        plan: Plan = trainer.strategy.plan  # type: ignore[attr-defined]  # ours has one
     return Step(watch.seconds, watch.held, plan)
