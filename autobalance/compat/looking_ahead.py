@@ -44,7 +44,7 @@ def take_ahead(trainer: Any, count: int, prepare: Callable[[Any], Any]) -> list[
     if not isinstance(fetcher.iterator, _Ahead):
         fetcher.iterator = _Ahead(fetcher.iterator)
     fetched: list[Any] = getattr(fetcher, "batches", [])  # of loaders without a length, one is fetched early
-    taken = []
+    taken: list[Any] = []
     for index in range(min(count, len(fetched))):
         fetched[index] = _prepared(fetched[index], prepare, taken)
     more = fetcher.iterator.see(count - len(taken))

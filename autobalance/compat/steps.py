@@ -20,7 +20,7 @@ def logged_values(trainer: Any, put_aside: Callable[[Any], Callable[[], Any]]) -
     if results is None:
         return lambda: None
     entries = dict(results)
-    inside = [
+    inside: list[tuple[Any, dict[str, Callable[[], Any]]]] = [
         (vars(entry), {name: put_aside(value) for name, value in vars(entry).items()}) for entry in entries.values()
     ]
     batch_size = results.batch_size

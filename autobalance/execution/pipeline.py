@@ -7,52 +7,21 @@ stages, is shared or is computed between blocks needs nothing special.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
+import torch
 
 from autobalance import compat
+from autobalance.execution.beside import Again, Beside
+from autobalance.execution.in_stages import Backward, Forward, InStages
+from autobalance.execution.kept_casts import KeptCasts
 from autobalance.execution.micro_batch import MicroBatch, current_micro_batch, working_on
 from autobalance.execution.suspended import Suspended, current_call
-from autobalance.placement.contents import tensors_in
-from autobalance.placement.ready import mark_gradient_ready, mark_ready
+from autobalance.placement.ready import mark_ready
 from autobalance.schedules.launches import Launch, launch_order
-
-Forward = Callable[[int], None]
-"""Runs the user's step on the micro-batch of this number, up to its loss, and keeps what it returns."""
-Backward = Callable[[Sequence[int]], None]
-"""Runs one backward of the losses of these micro-batches."""
-
-
-class Beside(Protocol):
-    """What else has to be done at each visit of a block, such as seeding random numbers."""
-
-    def begin(self, micro_batch: MicroBatch) -> None:
-        """The user's step begins for a micro-batch, in this thread."""
-
-    def end(self, micro_batch: MicroBatch) -> None:
-        """It has returned or failed."""
-
-    def suspend(self, micro_batch: MicroBatch) -> None:
-        """The thread of a micro-batch is about to hand the baton back."""
-
-    def resume(self, micro_batch: MicroBatch) -> None:
-        """The thread of a micro-batch goes on."""
-
-    def enter(self, block: int, micro_batch: MicroBatch) -> None:
-        """A block runs next."""
-
-    def leave(self, block: int, micro_batch: MicroBatch) -> None:
-        """It has returned or failed."""
-
-    def enter_again(self, block: int) -> None:
-        """A block runs next in a backward, where a checkpoint around it runs it again."""
-
-    def leave_again(self, block: int) -> None:
-        """It has returned or failed."""
 
 
 class Pipeline:
@@ -77,7 +46,7 @@ class Pipeline:
         self._stage_of = tuple(stage_of)
         self._devices = tuple(devices)
         self._beside = tuple(beside)
-        self._runs: dict[Suspended, _Run] = {}
+        self._runs: dict[Suspended, InStages] = {}
 
     @property
     def stages(self) -> int:
@@ -98,7 +67,7 @@ class Pipeline:
         """
         order = launch_order(self.schedule, self.stages, count, devices=self._devices)
         call = partial(self._forward, forward, count, seed)
-        with _Casts() as casts:
+        with KeptCasts() as casts:
             if self.schedule == "1f1b":
                 self._wavefront(order, call, backward, casts)
             elif self.schedule == "looped":
@@ -125,7 +94,7 @@ class Pipeline:
             BaseException: as for `train`.
         """
         call = partial(self._forward, forward, count, seed)
-        with _Casts():
+        with KeptCasts():
             if self.schedule == "looped" and count > 1:
                 order = launch_order("looped", self.stages, count, devices=self._devices, training=False)
                 with self._suspended(range(count), call) as runs:
@@ -144,6 +113,7 @@ class Pipeline:
         if run is not None and self._stage_of[block] > run.stage:
             self._tell("suspend")
             mark_ready()
+            _drop_workspaces()
             run.arrive(self._stage_of[block])
             self._tell("resume")
 
@@ -160,9 +130,9 @@ class Pipeline:
         self._tell("leave", block)
 
     @property
-    def again(self) -> _Again:
+    def again(self) -> Again:
         """The visitor that is told of visits in a backward."""
-        return _Again(self._beside)
+        return Again(self._beside)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # the blocks of a model's copy are not those of the run
@@ -181,8 +151,9 @@ class Pipeline:
                     forward(number)
             finally:
                 self._tell("end")
+                _drop_workspaces()
 
-    def _wavefront(self, order: Sequence[Launch], call: Forward, backward: Backward, casts: _Casts) -> None:
+    def _wavefront(self, order: Sequence[Launch], call: Forward, backward: Backward, casts: KeptCasts) -> None:
         """Suspended forwards; a micro-batch has its backward whole, in this thread, where its first launch stands."""
         with self._suspended(sorted({launch.micro_batch for launch in order}), call) as runs:
             for launch in order:
@@ -194,7 +165,7 @@ class Pipeline:
                         casts.drop()
                     backward((launch.micro_batch,))
 
-    def _loop(self, order: Sequence[Launch], call: Forward, backward: Backward, casts: _Casts) -> None:
+    def _loop(self, order: Sequence[Launch], call: Forward, backward: Backward, casts: KeptCasts) -> None:
         """Forwards and backwards are both suspended, each micro-batch in its own thread."""
         numbers = sorted({launch.micro_batch for launch in order})
         with self._suspended(numbers, call, backward) as runs:
@@ -211,9 +182,9 @@ class Pipeline:
     @contextmanager
     def _suspended(
         self, numbers: Sequence[int], call: Forward, backward: Backward | None = None
-    ) -> Iterator[dict[int, _Run]]:
+    ) -> Iterator[dict[int, InStages]]:
         """A suspended call for each micro-batch; whatever happens inside, all are wound down."""
-        runs = {number: _Run(number, self.stages, call, backward) for number in numbers}
+        runs = {number: InStages(number, self.stages, call, backward) for number in numbers}
         self._runs = {run.call: run for run in runs.values()}
         try:
             yield runs
@@ -225,110 +196,10 @@ class Pipeline:
                 self._runs = {}
 
 
-class _Again:
-    """Tells of the visits of blocks that a checkpoint around them runs again in a backward."""
-
-    def __init__(self, beside: Sequence[Beside]) -> None:
-        self._beside = beside
-
-    @property
-    def again(self) -> _Again:
-        return self
-
-    def arrive(self, block: int) -> None:
-        """Nothing is suspended in the midst of a backward's node."""
-
-    def enter(self, block: int, args: Any, kwargs: Any) -> None:
-        for other in self._beside:
-            other.enter_again(block)
-
-    def leave(self, block: int) -> None:
-        for other in self._beside:
-            other.leave_again(block)
-
-
-class _Run:
-    """One micro-batch on its way through the stages, in a thread of its own.
-
-    Attributes:
-        stage: that it is in, or waits to enter.
-        stops_in_backward: whether its backward is suspended as well, at the stages' boundaries.
-    """
-
-    def __init__(self, number: int, stages: int, forward: Forward, backward: Backward | None) -> None:
-        self.stage = 0
-        self.stops_in_backward = backward is not None
-        self._watched: set[int] = set()
-        self._goes_back = False
-
-        def run() -> None:
-            forward(number)
-            if backward is not None:
-                self._goes_back = True
-                self.stage = stages - 1
-                self.call.hand_back()
-                backward((number,))
-
-        self.call = Suspended(run, f"autobalance micro-batch {number}")
-
-    def forward_through(self, stage: int) -> None:
-        """Go on until a later stage than this one begins, or to the end of the forward."""
-        if not self._goes_back and not self.call.has_ended and self.stage <= stage:
-            self.call.resume()
-
-    def backward_through(self, stage: int) -> None:
-        """Go back until a stage before this one begins."""
-        if not self.call.has_ended and self.stage >= stage:
-            self.call.resume()
-
-    def finish(self) -> None:
-        """Run what is left: a backward may end where no gradient crosses into the first stages."""
-        while not self.call.has_ended:
-            self.call.resume()
-
-    def arrive(self, stage: int) -> None:
-        """Another stage begins, in forward."""
-        if not self._goes_back:
-            self.stage = stage
-            self.call.hand_back()
-
-    def watch(self, stage: int, inputs: Any) -> None:
-        """Have the backward stop where it has done all that came after the first input of a stage."""
-        if stage in self._watched or stage == 0 or self._goes_back:
-            return
-        tensor = next((value for value in tensors_in(inputs) if value.requires_grad), None)
-        if tensor is not None:
-            self._watched.add(stage)
-            tensor.register_hook(partial(self._leave_in_backward, stage))
-
-    def _leave_in_backward(self, stage: int, gradient: Tensor) -> None:
-        if self._goes_back and self.stage >= stage and current_call() is self.call:
-            self.stage = stage - 1
-            mark_gradient_ready(gradient)
-            self.call.hand_back()
-
-
-class _Casts:
-    """Keeps autocast's casts of weights from one micro-batch to the next, until the last forward has ended."""
-
-    def __init__(self) -> None:
-        self._kept = compat.casts_kept()
-        self._is_kept = False
-
-    def __enter__(self) -> _Casts:
-        self._kept.__enter__()
-        self._is_kept = True
-        return self
-
-    def drop(self) -> None:
-        """The forwards are done."""
-        if self._is_kept:
-            self._is_kept = False
-            self._kept.__exit__(None, None, None)
-            compat.drop_casts()
-
-    def __exit__(self, *error: object) -> None:
-        self.drop()
+def _drop_workspaces() -> None:
+    """Let no suspended thread keep workspaces of cuBLAS on the GPUs it has used: each has its own, of megabytes."""
+    if current_call() is not None and torch.cuda.is_initialized():
+        compat.drop_cuda_workspaces(torch.device("cuda"))
 
 
 def _nobody() -> None:

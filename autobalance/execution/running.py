@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autobalance.execution.pipeline import Beside, Pipeline
+from autobalance.execution.beside import Beside
+from autobalance.execution.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from autobalance.partitioning.plan import Plan
