@@ -72,7 +72,7 @@ def best_candidate(
     Returns:
         The problem, and None where budgets leave no way.
     """
-    profile = micro_profile(question.profile, micro_batches, accumulated=question.accumulated)
+    profile = micro_profile(question.profile, micro_batches, schedule=schedule, accumulated=question.accumulated)
     crossings = crossings_of(profile)
     root = 0 if question.policy == "balanced_low_0" else None
     chains = [

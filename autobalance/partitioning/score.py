@@ -10,6 +10,7 @@ from autobalance.devices.words import parse_devices
 from autobalance.partitioning.agreement import refuse_other_profile
 from autobalance.partitioning.budgets import budgets_of
 from autobalance.partitioning.judge import judge, launched
+from autobalance.partitioning.micro_profiles import micro_profile
 from autobalance.partitioning.plan import Plan, relative_use
 from autobalance.partitioning.replay import replay_allocator
 from autobalance.partitioning.stage import Stage
@@ -186,7 +187,7 @@ def _micro_batch(profile: Profile, micro_batches: int, schedule: str) -> Profile
             f"{profile.batch_size} samples cannot be split into {micro_batches} micro-batches; choose up to "
             f"{profile.batch_size}"
         )
-    return profile.scaled(max(1, -(-profile.batch_size // micro_batches)))
+    return micro_profile(profile, micro_batches, schedule=schedule)
 
 
 def _position(name: str, place: object, devices: int) -> int:
