@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim import Optimizer
 
 from autobalance.compat import call_around_closures, call_around_hooks, set_lightning_device
 from autobalance.execution.naive import NaiveSchedule
-from autobalance.placement.materialize import WeightFile, is_on_meta, load_weights
-from autobalance.strategy.checkpoints import host_state, is_local_file, to_host, write_file
 from autobalance.strategy.drift import Drift
-from autobalance.strategy.gradients import drop_stale_gradients
-from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.one_process import OneProcess
 from autobalance.strategy.optimizers import send_state_home
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
+from autobalance.strategy.plain_checkpoints import PlainCheckpoints
 from autobalance.strategy.planning import plan_run, read_plan
 from autobalance.strategy.rebalance import rebalance
 from autobalance.strategy.recovery import Recovery
 from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
-from autobalance.strategy.splittable import in_words
+from autobalance.strategy.scheduled_steps import ScheduledSteps
 from autobalance.strategy.steps_in_parts import StepsInParts, steps_in_parts
-from autobalance.strategy.summary import log_plan, tell
+from autobalance.strategy.summary import log_plan
 
 if TYPE_CHECKING:
     from autobalance.partitioning.plan import Plan
     from autobalance.strategy.replan import Learned
 
 
-class SelfBalanceStrategy(OneProcess):
+class SelfBalanceStrategy(ScheduledSteps, PlainCheckpoints, OneProcess):
     """Spread the blocks of a LightningModule over the Trainer's devices: train what fits on none of them.
 
     Example:
@@ -123,7 +117,6 @@ class SelfBalanceStrategy(OneProcess):
         self._drift = Drift(self)
         self._recovery = Recovery(self, self._drift)
         self._undo_closures: Callable[[], None] = lambda: None
-        self._checkpoint_file: WeightFile | None = None
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -233,72 +226,6 @@ class SelfBalanceStrategy(OneProcess):
         with torch.device("meta" if empty_init else "cpu"), self.precision_plugin.tensor_init_context():
             yield
 
-    # Steps.
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, as the schedule runs it."""
-        drop_stale_gradients(self._trainer, self.optimizers)
-        if self._micro_batches is not None:
-            reason = self._micro_batches.refusal(super().training_step, *args, **kwargs)
-            if reason is None:
-                return self._micro_batches.train(super().training_step, *args, **kwargs)
-            self._stay_whole(reason, list(tensors_in(args)))
-        return self._schedule.run(super().training_step, *args, **kwargs)
-
-    def _stay_whole(self, reason: str, batch: Sequence[torch.Tensor]) -> None:
-        """Split no more batches, since that would train something else."""
-        tell(self._trainer, in_words([reason]))
-        self.options = self.options.whole
-        if self._given_plan is None:
-            self.rebalance(self._recovery.learned, batch)
-        else:
-            self._micro_batches = None
-            tell(self._trainer, "The given plan counts on split batches: whole ones may need more memory than planned.")
-
-    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Backward, as the schedule runs it; where micro-batches have had theirs, the hooks around it."""
-        steps, module = self._micro_batches, self.lightning_module
-        if steps is None or module is None or not steps.have_run_backward:
-            return self._schedule.run(super().backward, closure_loss, optimizer, *args, **kwargs)
-        self.pre_backward(closure_loss)
-        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
-        steps.give_back_gradients()
-        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
-        self.post_backward(closure_loss)
-        return closure_loss
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, as the schedule runs it."""
-        return self._evaluate(super().validation_step, args, kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, as the schedule runs it."""
-        return self._evaluate(super().test_step, args, kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's step, as the schedule runs it."""
-        return self._evaluate(super().predict_step, args, kwargs)
-
-    def _evaluate(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._recovery.run(lambda: self._evaluate_once(step, args, kwargs), args)
-
-    def _evaluate_once(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._micro_batches is not None:  # asked each time: recovery may have changed the plan
-            return self._micro_batches.evaluate(step, *args, **kwargs)
-        return self._schedule.run(step, *args, **kwargs)
-
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """Move a batch to the root device, with the user's hooks, unless that has been done ahead of its turn."""
-        if self._micro_batches is not None and self._micro_batches.is_prepared(batch):
-            return batch
-        self._drift.loads(batch)
-        return super().batch_to_device(batch, device, dataloader_idx)
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """The optimizer's step, after the forward and backward in `closure`."""
-        step = partial(super().optimizer_step, optimizer, closure, model, **kwargs)
-        return self._recovery.update(step, optimizer)
-
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Send home what callbacks have made anew on the root device, and see whether the plan still covers the run."""
         super().on_train_batch_start(batch, batch_idx)
@@ -313,53 +240,6 @@ class SelfBalanceStrategy(OneProcess):
     def glue(self) -> AbstractContextManager[None]:
         """A context in which the user's operations outside blocks run where their operands are."""
         return nullcontext() if self._placed is None else self._placed.glue()
-
-    # Checkpoints.
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The plain model's state, on the host."""
-        assert self.lightning_module is not None
-        return host_state(self.lightning_module, super().lightning_module_state_dict())
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state, on the host."""
-        state: dict[str, Any] = to_host(super().optimizer_state(optimizer))
-        return state
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint that any strategy can load on any devices: callbacks' tensors go to the host, too."""
-        checkpoint = to_host(checkpoint)
-        if storage_options is None and is_local_file(self.checkpoint_io, filepath):
-            write_file(checkpoint, filepath)
-        else:
-            super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint; if the model is on meta, map it, and read the weights when blocks are placed."""
-        self._checkpoint_file = None
-        module = self.lightning_module
-        if module is not None and is_on_meta(module) and is_local_file(self.checkpoint_io, checkpoint_path):
-            file = WeightFile(Path(checkpoint_path), "state_dict", weights_only)
-            self._checkpoint_file = file
-            mapped: dict[str, Any] = torch.load(
-                file.path, map_location="cpu", mmap=True, weights_only=file.weights_only
-            )
-            return mapped
-        read: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
-        return read
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load the model's weights, or have them read when blocks are placed if it is on meta."""
-        module = self.lightning_module
-        if self._checkpoint_file is not None and module is not None and is_on_meta(module):
-            load_weights(module, self._checkpoint_file, strict)
-        else:
-            super().load_model_state_dict(checkpoint, strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load each optimizer's state; torch puts it where its parameters are."""
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            optimizer.load_state_dict(state)
 
 
 def _glue_of(trainer: Any) -> AbstractContextManager[None]:
