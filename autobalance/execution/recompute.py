@@ -68,7 +68,7 @@ def _run_twice(
         return run_method(module, name, inner, args, kwargs)
     given = Given.of(args, kwargs)
     region = _Region(block, module, partial(run_method, module, name, inner), given, (args, kwargs))
-    before = _changing_buffers(module)
+    before = versions_of_buffers(module)
     # The device's random and autocast state is kept where an argument is on it; the block's own may be on the host.
     anchor = torch.empty(0, device=block.device)
     output = checkpoint(region, anchor, *given.tensors, use_reentrant=False, context_fn=region.contexts)
@@ -154,8 +154,13 @@ def has_statistics(part: nn.Module) -> bool:
 Versions = list[tuple[nn.Module, str, Tensor, int]]
 
 
-def _changing_buffers(module: nn.Module) -> Versions:
-    """Buffers that would be changed twice, with their versions; running statistics are kept from that."""
+def versions_of_buffers(module: nn.Module) -> Versions:
+    """Buffers that a forward which runs again would change twice, as they are; running statistics are kept from that.
+
+    Example:
+        >>> versions_of_buffers(nn.BatchNorm1d(2))
+        []
+    """
     return [
         (part, name, buffer, version(buffer))
         for part in module.modules()
@@ -165,12 +170,24 @@ def _changing_buffers(module: nn.Module) -> Versions:
     ]
 
 
-def _refuse_changed_buffers(block: str, module: nn.Module, before: Versions) -> None:
+def changed_buffer(module: nn.Module, before: Versions) -> str | None:
+    """Name in `module` of a buffer that was changed, or replaced; None if there is none.
+
+    Example:
+        >>> changed_buffer(block, versions_of_buffers(block))     # doctest: +SKIP
+    """
     for part, name, buffer, number in before:
         if part._buffers.get(name) is not buffer or version(buffer) != number:
             path = next(path for path, other in module.named_modules() if other is part)
-            raise RuntimeError(
-                f"block {block!r} changes its buffer {f'{path}.{name}' if path else name!r} in its forward, which the "
-                f"plan lets run again in the backward: the buffer would be changed twice, and the second forward would "
-                f"see another one than the first. Plan with recompute=False, or without gradients for this block."
-            )
+            return f"{path}.{name}" if path else name
+    return None
+
+
+def _refuse_changed_buffers(block: str, module: nn.Module, before: Versions) -> None:
+    name = changed_buffer(module, before)
+    if name is not None:
+        raise RuntimeError(
+            f"block {block!r} changes its buffer {name!r} in its forward, which the plan lets run again in the "
+            f"backward: the buffer would be changed twice, and the second forward would see another one than the "
+            f"first. Plan with recompute=False."
+        )

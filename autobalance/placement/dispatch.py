@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -68,7 +69,17 @@ def dispatch(model: AnyModule, plan: Plan, devices: Sequence[torch.device | str 
     pin_streamed(blocks, running, places)
     model.__dict__[_DISPATCHED] = _Dispatched(installed, savings, _EntryLocator(targets), root_device)
     model.__dict__[_DISPATCHED].hook(model, ("forward", *of_model))
+    if plan.host_optimizer:
+        _log.warning(_ON_HOST, ", ".join(map(str, plan.host_optimizer)), [str(targets[i]) for i in plan.host_optimizer])
     return model
+
+
+_log = logging.getLogger("autobalance")
+_ON_HOST = (
+    "The plan keeps the optimizer state of device %s on the host. Once your optimizer is made, call "
+    "autobalance.execution.host_optimizer.on_host(optimizer, host_parameters(model, devices)) with the torch devices "
+    "%s; without that the state is on the device, and needs more memory than planned."
+)
 
 
 _DISPATCHED = "_autobalance_dispatched"

@@ -106,7 +106,7 @@ class GrowingCalls:
                 call.back = self._before(first)
 
     def change_others(self, block: int) -> None:
-        """A block changes what it was given in place, so that its forward cannot run again on the same."""
+        """A block changes what it was given, or a buffer: its forward cannot run again on the same."""
         self._changing.add(block)
 
     def copied(self, source: torch.UntypedStorage) -> None:

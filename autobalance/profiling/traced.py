@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
+from autobalance.execution.recompute import Versions, changed_buffer, versions_of_buffers
 from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import VirtualLocator
@@ -75,6 +76,8 @@ def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.opti
     """Name the moment, and say which of the live storages are gradients and optimizer state by now."""
     tracer = traced.tracer
     traced.work.optimizing = "optimizer" in name
+    if name.endswith("forward"):
+        traced.waits.called = None
     for parameter in twin.parameters():
         if parameter.grad is not None:
             tracer.describe(parameter.grad.untyped_storage(), "gradients")
@@ -88,14 +91,21 @@ def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.opti
 def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] | None = None) -> None:
     """Note the order of first calls and the bytes of outputs, and tell `progress` the name of each block called."""
 
+    buffers: dict[nn.Module, Versions] = {}
+
     def calling(index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not compat.in_backward():
+            traced.waits.called = index
         if progress is not None:
             progress(blocks.names[index])
         if traced.tracer.calls is not None:
+            buffers[module] = versions_of_buffers(module)
             traced.tracer.calls.begins(index, tensors_in((args, kwargs)))
 
     def called(index: int, module: nn.Module, args: Any, output: Any) -> None:
         if traced.tracer.calls is not None:
+            if changed_buffer(module, buffers.pop(module, [])) is not None:
+                traced.tracer.calls.change_others(index)
             traced.tracer.calls.ends(index, tensors_in(output))
         if index not in traced.outputs:
             traced.order.append(index)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import autobalance
 from autobalance.execution.host_optimizer import host_parameters, is_on_host, on_host
 from autobalance.partitioning.judge import judge
 from autobalance.partitioning.transfers import crossings_of
@@ -53,6 +54,13 @@ def test_the_state_of_the_other_device_stays_there() -> None:
             assert optimizer.state[parameter]["exp_avg"].device.type == where
 
     case.run(plan, look)
+
+
+def test_dispatch_tells_how_to_keep_the_state_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    case = case_of("gpt", optimizer=adamw)
+    autobalance.dispatch(case.make(), replace(case.plan(), host_optimizer=(1,)))
+    assert "The plan keeps the optimizer state of device 1 on the host" in caplog.text
+    assert "['simulated:1']" in caplog.text
 
 
 def model_on_device() -> nn.Module:

@@ -17,7 +17,7 @@ import autobalance
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.replay import replay
 from autobalance.simulated import simulate
-from autobalance.timelines.recompute import with_savings
+from autobalance.timelines.recompute import savable, with_savings
 from tests.execution.saving_runs import WIDTH, Case, Chain, Checkpointing, adamw, case_of, chain, loss_of
 
 
@@ -156,6 +156,13 @@ def test_a_buffer_that_would_be_changed_twice_is_refused_by_name() -> None:
     model = autobalance.dispatch(case.make(), replace(case.plan(), saving=("recompute", "keep")))
     with pytest.raises(RuntimeError, match=r"block 'a' changes its buffer 'calls' in its forward.*recompute=False"):
         model(case.batches[0])
+
+
+def test_no_plan_lets_such_a_block_run_again() -> None:
+    case = chain(Counting)
+    profile = case.plan().profile
+    assert profile is not None
+    assert savable(profile.timeline) == {1}
 
 
 def test_an_input_that_is_changed_in_place_before_the_backward_is_refused_as_ever() -> None:
