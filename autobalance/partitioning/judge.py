@@ -188,7 +188,8 @@ def _seconds(
 ) -> float:
     launch = launch_seconds(profile, devices)
     places = [stage.device for stage in stages]
-    if micro_batches == 1 or len(set(places)) == len(places):
+    is_plain = len(set(places)) == len(places) and not any(stage.holds for stage in stages)
+    if micro_batches == 1 or is_plain:
         return step_seconds(stages, micro_batches, launch)
-    # Where stages visit a device more than once, no formula knows how they interlock.
+    # Where stages visit a device more than once, or the host waits, no formula knows how they interlock.
     return max(max(slot.stop for slot in clocked(stages, order)), micro_batches * launch)

@@ -21,6 +21,8 @@ class Stage:
             the backward.
         receive_time: seconds of the transfers into it, of gradients that go back for them too.
         received: bytes of these transfers, for each micro-batch.
+        holds: (device, seconds) for each point of its forward, after those seconds, at which the host waits for a
+            device.
     """
 
     start: int
@@ -31,6 +33,7 @@ class Stage:
     backward_time: float = 0.0
     receive_time: float = 0.0
     received: int = 0
+    holds: tuple[tuple[int, float], ...] = ()
 
     @property
     def blocks(self) -> range:

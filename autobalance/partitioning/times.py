@@ -16,7 +16,7 @@ from autobalance.partitioning.transfers import Crossing
 from autobalance.partitioning.work_table import Seconds, WorkTable
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import ROOT
-from autobalance.schedules.clock import Slot, run_clock
+from autobalance.schedules.clock import Hold, Slot, run_clock
 from autobalance.schedules.launches import Launch
 
 
@@ -161,8 +161,18 @@ def stages_of(
         # Copies to the host and back run beside all else, and only what they take longer is waited for.
         backward += max(0.0, offloaded / devices[device].host_link - forward - backward - waits[number])
         held = in_flight[number] if in_flight else 1
-        stages.append(Stage(start, stop, device, held, forward, backward, waits[number], received[number]))
+        holds = _holds(profile.waits, start, stop, device, root, times[device][0])
+        stages.append(Stage(start, stop, device, held, forward, backward, waits[number], received[number], holds))
     return tuple(stages)
+
+
+def _holds(
+    waits: Sequence[int], start: int, stop: int, device: int, root: int, forward: Seconds
+) -> tuple[tuple[int, float], ...]:
+    """Where in the forward of a stage the host waits, and for which device."""
+    before = ((root, 0.0),) if start == 0 and ROOT in waits else ()
+    inside = (block for block in waits if start <= block < stop)
+    return before + tuple((device, float(forward[start : block + 1].sum())) for block in inside)
 
 
 def _receive(
@@ -209,6 +219,7 @@ def clocked(stages: Sequence[Stage], order: Sequence[Launch]) -> tuple[Slot, ...
         [stage.forward_time for stage in stages],
         [stage.backward_time for stage in stages],
         [stage.receive_time for stage in stages],
+        [[Hold(*hold) for hold in stage.holds] for stage in stages],
     )
 
 

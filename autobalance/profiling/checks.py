@@ -35,6 +35,9 @@ def check_profile(profile: Profile) -> None:
     for name, owner in profile.loose:
         if not _ROOT <= owner < count:
             raise ValueError(f"{name!r}, which is loose, has the owner {owner}, but there are {count} blocks")
+    unknown = [block for block in profile.waits if not _ROOT <= block < count]
+    if unknown:
+        raise ValueError(f"waits={profile.waits} names {unknown}, but there are {count} blocks")
     strays = {owner for owner in profile.timeline.owners if not _HOST <= owner < count}
     if strays:
         raise ValueError(f"the timeline names owners {sorted(strays)}, but there are {count} blocks")

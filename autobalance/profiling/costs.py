@@ -74,6 +74,7 @@ def build_profile(
         granule=traced.tracer.granule,
         holders=holders,
         parts=parts,
+        waits=tuple(sorted(ROOT if block is None else position[block] for block in traced.waits.blocks)),
     )
 
 

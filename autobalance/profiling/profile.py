@@ -54,6 +54,7 @@ class Profile:
         larger: the timeline of larger batches, where they take another way through the step than this one.
         signature: names, types and shapes of the tensors of every batch that was traced.
         other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
+        waits: blocks in whose forward, or after it, the host waits for a device; `ROOT`: before the first.
     """
 
     blocks: tuple[BlockCost, ...]
@@ -74,6 +75,7 @@ class Profile:
     parts: Parts = field(default_factory=Parts)
     larger: tuple[Timeline, ...] = ()
     signature: str = ""
+    waits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_profile(self)

@@ -76,8 +76,7 @@ def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.opti
     """Name the moment, and say which of the live storages are gradients and optimizer state by now."""
     tracer = traced.tracer
     traced.work.optimizing = "optimizer" in name
-    if name.endswith("forward"):
-        traced.waits.called = None
+    traced.waits.begin(name)
     for parameter in twin.parameters():
         if parameter.grad is not None:
             tracer.describe(parameter.grad.untyped_storage(), "gradients")
@@ -94,8 +93,7 @@ def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] 
     buffers: dict[nn.Module, Versions] = {}
 
     def calling(index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not compat.in_backward():
-            traced.waits.called = index
+        traced.waits.call(index)
         if progress is not None:
             progress(blocks.names[index])
         if traced.tracer.calls is not None:

@@ -30,17 +30,35 @@ class Waits:
 
     Attributes:
         lines: how often, by "file:line".
+        is_forward: whether the forward of a training step runs.
+        called: the block whose forward began last in it; None: none yet.
+        blocks: those in whose forward, or after it, the host waits; None: before the first.
     """
 
     def __init__(self) -> None:
         self.lines: Counter[str] = Counter()
+        self.is_forward = False
+        self.called: int | None = None
+        self.blocks: set[int | None] = set()
 
     def saw(self, func: Any, args: Any) -> None:
         """Take note of an operation on a device, if the host has to wait for its result."""
         if host_waits(func, args):
+            if self.is_forward:
+                self.blocks.add(self.called)
             line = _line_of_the_user()
             if line:
                 self.lines[line] += 1
+
+    def begin(self, phase: str) -> None:
+        """A phase of a step begins, as "step 2 forward"."""
+        self.is_forward = phase.endswith("forward")
+        self.called = None
+
+    def call(self, block: int) -> None:
+        """The forward of a block begins."""
+        if self.is_forward:
+            self.called = block
 
     def in_words(self, steps: int, most: int = 3) -> str:
         """A sentence for the profile; empty where the host never waits.

@@ -13,7 +13,7 @@ from autobalance.devices.device import Device
 from autobalance.execution.pipeline import Pipeline
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator
-from autobalance.schedules.clock import run_clock
+from autobalance.schedules.clock import Hold, run_clock
 from autobalance.schedules.launches import launch_order
 from autobalance.simulated import simulate
 
@@ -24,23 +24,28 @@ PRODUCT = 2 * ROWS * WIDTH**2 / FLOPS
 
 
 class Chain(nn.Module):
-    def __init__(self) -> None:
+    """Reads a number between its first two blocks if it is told to."""
+
+    def __init__(self, reads: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+        self.reads = reads
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            if number == 1 and self.reads:
+                float(x[0, 0])
             x = block(x)
         return x
 
 
-def seconds_of_step(schedule: str, devices: Sequence[int], micro_batches: int) -> float:
+def seconds_of_step(schedule: str, devices: Sequence[int], micro_batches: int, reads: bool = False) -> float:
     """Time of a step of a chain whose blocks are shared out equally over stages on these devices."""
     count = max(devices) + 1
     stage_of = [block * len(devices) // BLOCKS for block in range(BLOCKS)]
     with simulate([Device(f"device {index}", 2**30, flops=FLOPS, bandwidth=1e12) for index in range(count)]):
         places = [torch.device("simulated", index) for index in range(count)]
-        model = Chain()
+        model = Chain(reads)
         homes = [places[devices[stage]] for stage in stage_of]
         for block, home in zip(model.blocks, homes, strict=True):
             block.to(home)
@@ -62,7 +67,7 @@ def seconds_of_step(schedule: str, devices: Sequence[int], micro_batches: int) -
         return elapsed
 
 
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     ("schedule", "devices", "micro_batches"),
     [
         ("gpipe", (0, 1, 2, 3), 8),
@@ -72,10 +77,17 @@ def seconds_of_step(schedule: str, devices: Sequence[int], micro_batches: int) -
         ("looped", (0, 1, 2, 3, 0, 1, 2, 3), 4),
     ],
 )
-def test_a_step_takes_the_time_of_its_launch_order(schedule: str, devices: tuple[int, ...], micro_batches: int) -> None:
+
+
+@CASES
+@pytest.mark.parametrize("reads", [False, True], ids=["never waits", "waits"])
+def test_a_step_takes_the_time_of_its_launch_order(
+    reads: bool, schedule: str, devices: tuple[int, ...], micro_batches: int
+) -> None:
     stages = len(devices)
     forward = PRODUCT * BLOCKS / stages
     order = launch_order(schedule, stages, micro_batches, devices=devices)
-    slots = run_clock(order, devices, [forward] * stages, [2 * forward] * stages, [0.0] * stages)
-    ideal = max(slot.stop for slot in slots)
-    assert seconds_of_step(schedule, devices, micro_batches) == pytest.approx(ideal, rel=0.02)
+    holds = [[Hold(0, PRODUCT)] if reads and stage == 0 else [] for stage in range(stages)]
+    columns = [forward] * stages, [2 * forward] * stages, [0.0] * stages
+    ideal = max(slot.stop for slot in run_clock(order, devices, *columns, holds))
+    assert seconds_of_step(schedule, devices, micro_batches, reads) == pytest.approx(ideal, rel=0.02)

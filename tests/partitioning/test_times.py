@@ -6,6 +6,7 @@ import pytest
 
 from autobalance.devices.device import Device
 from autobalance.devices.roofline import Rates, Work, seconds
+from autobalance.partitioning.score import score
 from autobalance.partitioning.stage import Stage
 from autobalance.partitioning.times import (
     block_seconds,
@@ -158,3 +159,24 @@ def test_a_step_is_all_stages_and_the_longest_for_each_further_micro_batch() -> 
     assert step_seconds(stages) == 3 + 6
     assert step_seconds(stages, 4) == 3 + 6 + 3 * 6
     assert step_seconds(stages, 4, launch=8.0) == 32  # the host is slower
+
+
+def test_stages_know_where_in_their_forward_the_host_waits() -> None:
+    profile = replace(PROFILE, waits=(ROOT, 1))
+    forward, _ = block_seconds(profile, SAME[0], SAME)
+    first, second = stages_of(profile, [0, 1, 1], 1, SAME, crossings_of(profile))
+    assert first.holds == ((1, 0.0),)
+    assert second.holds == ((1, float(forward[1])),)
+    (alone,) = stages_of(profile, [0, 0, 0], 0, SAME, crossings_of(profile))
+    assert alone.holds == ((0, 0.0), (0, float(forward[0] + forward[1])))
+
+
+def test_waits_of_the_host_count_for_micro_batches_only() -> None:
+    plain = Profile.from_costs([1, 1, 1], forward_time=[1, 1, 1], backward_time=[2, 2, 2], batch_size=8)
+    waiting = replace(plain, waits=(0,))
+    for micro_batches, schedule, is_slower in ((1, "naive", False), (4, "1f1b", True)):
+        free, held = (
+            score(profile, [0, 1, 2], [100] * 3, micro_batches=micro_batches, schedule=schedule).step_time
+            for profile in (plain, waiting)
+        )
+        assert (held > free) == is_slower

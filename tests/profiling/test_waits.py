@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autobalance
+from autobalance.profiling.timeline import ROOT
 from autobalance.profiling.waits import Waits
 
 
@@ -58,3 +59,22 @@ def test_an_integer_index_is_no_wait() -> None:
     assert not waits.lines
     waits.saw(torch.ops.aten.index.Tensor, (x, [None, torch.tensor([True, False])]))
     assert sum(waits.lines.values()) == 1
+
+
+@pytest.mark.parametrize("target", ["simulated", "cuda"])
+def test_it_is_known_after_which_block_the_host_waits(target: str) -> None:
+    batch = (torch.ones(4, 8), torch.tensor([True, False, True, True]))
+    model = Waiting()
+    profile = autobalance.profile(model, batch, optimizer=torch.optim.AdamW, target=target)
+    assert profile.waits == (0,)
+    first = autobalance.profile(model, batch, step=_scaled, target=target)
+    assert first.waits == (ROOT, 0)
+    alone = autobalance.profile(nn.Linear(8, 8), torch.ones(4, 8), optimizer=torch.optim.AdamW, target=target)
+    assert alone.waits == ()
+
+
+def _scaled(model: nn.Module, batch: Any) -> Tensor:
+    """Reads a number of the batch before any block is called."""
+    x, kept = batch
+    loss: Tensor = model(x * float(x.sum()), kept).sum()
+    return loss

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from autobalance.schedules.clock import run_clock
+from autobalance.schedules.clock import Hold, run_clock
 from autobalance.schedules.launches import Launch, launch_order
 
 
@@ -89,3 +89,28 @@ def test_an_order_that_cannot_be_run_is_refused() -> None:
     order = (Launch(0, 0, False), Launch(0, 0, True), Launch(1, 0, False))
     with pytest.raises(ValueError, match="the backward of micro-batch 0 in stage 0 is launched before the backward of"):
         run_clock(order, [0, 1], [1.0] * 2, [1.0] * 2, [0.0] * 2)
+
+
+def test_the_host_launches_nothing_while_it_waits_for_a_device() -> None:
+    order = launch_order("gpipe", 2, 2, training=False)
+    columns = [0, 1], [2.0, 5.0], [0.0, 0.0], [0.0, 0.0]
+    # After 1 second of the forward on device 0: the second micro-batch is launched there once the first is that far.
+    ahead = run_clock(order, *columns, holds=[[Hold(0, 1.0)], []])
+    assert [(slot.device, slot.start, slot.stop) for slot in ahead] == [(0, 0, 2), (1, 2, 7), (0, 2, 4), (1, 7, 12)]
+    # At the begin, for device 1, which is then done with all of the first micro-batch.
+    behind = run_clock(order, *columns, holds=[[Hold(1, 0.0)], []])
+    assert [(slot.device, slot.start, slot.stop) for slot in behind] == [(0, 0, 2), (1, 2, 7), (0, 2, 9), (1, 9, 14)]
+
+
+def test_a_wait_for_the_first_device_makes_1f1b_wait_for_whole_backwards() -> None:
+    stages, number = 3, 4
+    order = launch_order("1f1b", stages, number)
+    columns = range(stages), [1.0] * stages, [2.0] * stages, [0.0] * stages
+    free = run_clock(order, *columns)
+    held = run_clock(order, *columns, holds=[[Hold(0, 0.5)], [], []])
+    assert max(slot.stop for slot in free) == (number + stages - 1) * 3
+    # The forward of micro-batch 3 begins on device 0 after the backward of 0 there; only half of it later is the
+    # backward of 1 launched, on devices that have been idle since.
+    last = {(slot.micro_batch, slot.stage, slot.backward): slot for slot in held}
+    assert last[3, 0, False].start == last[0, 0, True].stop
+    assert last[1, 2, True].start == last[3, 0, False].start + 0.5
