@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,27 @@ Slot = tuple[int, str]
 """The id of a module, and the name under which it holds a tensor."""
 
 
-@dataclass(frozen=True)
 class _Held:
-    owner: nn.Module
-    name: str
-    tensor: Tensor
-    version: int
+    """A tensor in its place, told by identity and version: to hold it would keep what the step replaces."""
+
+    def __init__(self, owner: nn.Module, name: str, tensor: Tensor) -> None:
+        self.owner, self.name, self.device = owner, name, tensor.device
+        self.version = version_of(tensor)
+        self._reference = weakref.ref(tensor)
+
+    @property
+    def slot(self) -> Slot:
+        return id(self.owner), self.name
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor; None where it is gone."""
+        return self._reference()
 
     @property
     def has_changed(self) -> bool:
-        return version_of(self.tensor) != self.version
+        tensor = self.tensor
+        return tensor is None or version_of(tensor) != self.version
 
 
 class ChangingTensors:
@@ -55,16 +66,17 @@ class ChangingTensors:
         held = [each for owner in self._owners for each in _held_by(owner)]
         copies: dict[Slot, Tensor] = {}
         for each in held:
-            slot = id(each.owner), each.name
+            slot, tensor = each.slot, each.tensor
             if self._known is None or slot in self._known or has_running_statistics(each.owner):
-                copies[slot] = self._copied(slot, each.tensor)
+                assert tensor is not None
+                copies[slot] = self._copied(slot, tensor)
         return NotedTensors(held, copies)
 
     def learn(self, before: NotedTensors) -> None:
         """Take note of what has changed since `before`."""
         # By their numbers at first, while all are copied: what is changed past autograd has no new version either.
         numbers = self._known is None
-        changed = {(id(each.owner), each.name) for each in before.held if before.differs(each, numbers)}
+        changed = {each.slot for each in before.held if before.differs(each, numbers)}
         self._known = changed if self._known is None else self._known | changed
 
     def _copied(self, slot: Slot, tensor: Tensor) -> Tensor:
@@ -103,28 +115,32 @@ class NotedTensors:
             each: one of them.
             by_numbers: whether to compare the numbers themselves with the copy.
         """
-        if getattr(each.owner, each.name, None) is not each.tensor or each.has_changed:
+        tensor = each.tensor
+        if tensor is None or getattr(each.owner, each.name, None) is not tensor or each.has_changed:
             return True
-        copy = self._copies.get((id(each.owner), each.name)) if by_numbers else None
-        return copy is not None and not torch.equal(copy, each.tensor.detach().cpu())
+        copy = self._copies.get(each.slot) if by_numbers else None
+        return copy is not None and not torch.equal(copy, tensor.detach().cpu())
 
     def lost(self) -> list[str]:
         """Names of those that have changed in place where no copy was made."""
         return [
             f"{type(each.owner).__name__}.{each.name}"
             for each in self.held
-            if each.has_changed and (id(each.owner), each.name) not in self._copies
+            if each.has_changed and each.slot not in self._copies
         ]
 
     def put_back(self) -> None:
         """Put each tensor, with its numbers, back in its place."""
         for each in self.held:
-            copy = self._copies.get((id(each.owner), each.name))
-            if copy is not None:
+            copy, tensor = self._copies.get(each.slot), each.tensor
+            if tensor is None:
+                assert copy is not None  # else it is one of those that are lost
+                tensor = copy.to(each.device, copy=True)
+            elif copy is not None:
                 with torch.no_grad():
-                    each.tensor.copy_(copy)
-            if getattr(each.owner, each.name, None) is not each.tensor:
-                setattr(each.owner, each.name, each.tensor)
+                    tensor.copy_(copy)
+            if getattr(each.owner, each.name, None) is not tensor:
+                setattr(each.owner, each.name, tensor)
 
 
 def version_of(tensor: Tensor) -> int:
@@ -139,8 +155,8 @@ def has_running_statistics(module: nn.Module) -> bool:
 
 def _held_by(module: nn.Module) -> Iterator[_Held]:
     for name, buffer in module.named_buffers(recurse=False):
-        yield _Held(module, name, buffer, version_of(buffer))
+        yield _Held(module, name, buffer)
     if is_metric(module):
         for name, value in vars(module).items():
             if isinstance(value, Tensor):
-                yield _Held(module, name, value, version_of(value))
+                yield _Held(module, name, value)

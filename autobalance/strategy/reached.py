@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autobalance.strategy.replan import held_by_run
+from autobalance.strategy.replan import held_by_others
 
 
 class ReachedPeaks:
@@ -22,10 +22,7 @@ class ReachedPeaks:
     def __init__(self, strategy: Any, batch: Iterable[Tensor] = ()) -> None:
         self.plan = strategy.plan
         self._devices: list[torch.device] = [device for device in strategy.parallel_devices if device.type != "cpu"]
-        own = held_by_run(strategy.lightning_module.trainer, batch)
-        self._others = [
-            max(0, _backend(device).memory_allocated(device) - own.get(device, 0)) for device in self._devices
-        ]
+        self._others = held_by_others(strategy.lightning_module.trainer, self._devices, batch)
         self.start_again()
 
     def start_again(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +15,7 @@ from autobalance.partitioning.plan import Plan
 from autobalance.strategy.drift import Drift
 from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.plan_changes import changes
-from autobalance.strategy.replan import Learned, room
+from autobalance.strategy.replan import Learned, held_by_others, room
 from autobalance.strategy.reserve import reserve_update
 from autobalance.strategy.shortage import Shortage, free_memory, is_out_of_memory, let_go
 from autobalance.strategy.step_state import ADDED, BY_HAND, DROPPED, Parts, StepState
@@ -171,17 +171,16 @@ class Recovery:
             else:
                 self._change_plan(story, tensors, "the optimizer step goes on from there")
 
-    def _is_passing(self, shortages: list[Shortage], batch: Iterable[Tensor]) -> bool:
+    def _is_passing(self, shortages: list[Shortage], batch: list[Tensor]) -> bool:
         """Whether the device has what the plan takes; if that is not to be believed, count on less there."""
         if len(shortages) == 1 and self._drift.is_batch_larger:
             return False  # a plan for this batch may be all that is needed
         latest, peaks, unforeseen = shortages[-1], self._plan.peaks, self.learned.unforeseen
+        others = held_by_others(self._trainer, self._devices, batch)
+        targets = room(self._trainer, self._devices, self.learned, batch)
         for index in range(len(peaks)) if latest.device is None else [latest.device]:
-            beyond = latest.need - peaks[index] if latest.device is not None else 0
-            if (
-                beyond <= 0
-                and room(self._trainer, self._devices, self.learned, batch)[index].capacity < peaks[index]
-            ):
+            beyond = latest.need - others[index] - peaks[index] if latest.device is not None else 0
+            if beyond <= 0 and targets[index].capacity < peaks[index]:
                 continue  # another plan for what is there is enough
             if beyond <= 0 and len(shortages) == 1:
                 return True

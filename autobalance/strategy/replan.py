@@ -18,6 +18,7 @@ from autobalance.strategy.loaders import describe, elements_in, sample_batches, 
 from autobalance.strategy.metrics import is_metric
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
+from autobalance.strategy.shortage import memory_allocated
 from autobalance.strategy.undisturbed import undisturbed
 
 _GRANULE = 512
@@ -110,6 +111,18 @@ def held_by_run(trainer: Any, in_use: Iterable[Tensor] = ()) -> dict[torch.devic
         in_use: tensors that plans count, beside those of the model and its optimizers.
     """
     return _bytes_on((*_own_tensors(trainer), *in_use))
+
+
+def held_by_others(trainer: Any, devices: Sequence[torch.device], in_use: Iterable[Tensor] = ()) -> list[int]:
+    """Bytes on each device that this process holds beside what plans count: they are not free for the run.
+
+    Args:
+        trainer: a Trainer between two steps.
+        devices: the Trainer's devices.
+        in_use: as for `held_by_run`.
+    """
+    own = held_by_run(trainer, in_use)
+    return [max(0, memory_allocated(device) - own.get(device, 0)) for device in devices]
 
 
 def _bytes_on(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
