@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
@@ -165,6 +166,8 @@ class _Reader:
         self._seen: set[int] = set()
 
     def read(self, value: Any, name: str, where: str) -> None:
+        if type(value) is ref:  # made anew, it is another object: recurrent layers keep some of their weights
+            value = value()
         if isinstance(value, Tensor):
             self.found[name, where] = self._numbers(value)
         elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):

@@ -1,0 +1,21 @@
+"""What modules hold is read so that only what a step has changed makes a difference."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import nn
+
+from autobalance.execution.module_state import ModuleState, first_difference
+
+
+def test_references_made_anew_are_no_difference_and_references_to_something_else_are() -> None:
+    net = nn.Module()
+    one, other = nn.Linear(1, 1).weight, nn.Linear(1, 1).weight
+    state = ModuleState(net)
+    net.seen = [weakref.ref(one)]
+    before = state.reading(lambda tensor: False)
+    net.seen = [weakref.ref(other)]
+    assert first_difference(before, state.reading(lambda tensor: False), 0.0) == "seen"
+    net.seen = [weakref.ref(one)]
+    assert first_difference(before, state.reading(lambda tensor: False), 0.0) is None
