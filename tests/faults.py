@@ -1,4 +1,4 @@
-"""Faults of simulated devices: an allocation that fails, and memory that another process takes in the midst of a run."""
+"""Faults of simulated devices: an allocation that fails, and memory that another process takes during a run."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ChangingTensors:
         copies: dict[Slot, Tensor] = {}
         for each in held:
             slot, tensor = each.slot, each.tensor
-            if self._known is None or slot in self._known or has_running_statistics(each.owner):
+            if self._known is None or slot in self._known or changes_always(each.owner):
                 assert tensor is not None
                 copies[slot] = self._copied(slot, tensor)
         return NotedTensors(held, copies)
@@ -148,9 +148,9 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else version(tensor)
 
 
-def has_running_statistics(module: nn.Module) -> bool:
-    """Whether a module is a norm that updates statistics of its inputs while it is trained."""
-    return getattr(module, "track_running_stats", False) is True
+def changes_always(module: nn.Module) -> bool:
+    """Whether a module is a norm that updates statistics of its inputs while it is trained, or a metric."""
+    return getattr(module, "track_running_stats", False) is True or is_metric(module)
 
 
 def _held_by(module: nn.Module) -> Iterator[_Held]:
