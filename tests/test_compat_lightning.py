@@ -277,3 +277,46 @@ def test_hooks_that_are_overridden_run_in_a_context(lightning: ModuleType, monke
 def test_a_trainer_tells_whether_it_detects_anomalies(lightning: ModuleType) -> None:
     assert compat.detects_anomalies(make_trainer(lightning, detect_anomaly=True))
     assert not compat.detects_anomalies(make_trainer(lightning))
+
+
+def test_a_step_can_be_called_around_and_what_it_logs_put_back(lightning: ModuleType) -> None:
+    model, seen = make_model(lightning), []
+
+    def step(self: Any, batch: Tensor, batch_idx: int) -> Tensor:
+        put_back = compat.logged_values(self.trainer, lambda value: lambda: value)
+        self.log("loss", batch.sum(), on_epoch=True)
+        if batch_idx == 1:
+            assert any("value" in held for held in compat.logged_tensors(self.trainer) if isinstance(held, dict))
+            put_back()
+        return self.layer(batch).sum()
+
+    type(model).training_step = step
+
+    class Around(lightning.Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            self.undo = compat.call_around_closures(trainer, self.around)
+
+        def around(self, closure: Callable[[], Any], batch: Any) -> Any:
+            seen.append([value.shape for value in batch if isinstance(value, Tensor)])
+            return closure()
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            self.undo()
+
+    trainer = make_trainer(lightning, callbacks=[Around()], accumulate_grad_batches=2)
+    trainer.fit(model, DataLoader(torch.ones(4, 4), 2))
+    assert seen == [[torch.Size([2, 4])]] * 2  # in a batch that only accumulates, too
+    # Batches are (1 + 1) * 2 in each of 8 elements; what the second has logged was taken back.
+    assert float(trainer.callback_metrics["loss_epoch"]) == 32
+    assert "_make_closure" not in vars(trainer.fit_loop.epoch_loop.automatic_optimization)
+
+
+def test_a_gradient_scaler_forgets_that_it_has_unscaled(lightning: ModuleType) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    plugin = lightning.plugins.precision.MixedPrecision("16-mixed", "cpu", scaler)
+    for _ in range(2):  # the second would be refused
+        scaler.scale(weight.sum()).backward()
+        scaler.unscale_(optimizer)
+        compat.forget_unscaling(plugin, optimizer)
