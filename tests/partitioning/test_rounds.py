@@ -13,7 +13,7 @@ PROFILE = Profile.from_costs([10] * 8, saved=[16] * 8, batch_size=8, **TIMES)
 
 def test_the_fastest_plan_overlaps_parts_of_a_batch() -> None:
     found = plan(PROFILE, [1000] * 4)
-    # Two visits of each device, 3 / 8 of a second each, halve the wait of the first and last micro-batch for the others.
+    # With two visits of each device, half as long each, others wait half as long for the first and the last part.
     assert (found.schedule, found.micro_batches) == ("looped", 8)
     assert found.step_time == pytest.approx((8 + 3 / 2) * 6 / 8)
     assert set(found.saving) <= {"keep"}
