@@ -36,6 +36,7 @@ class Runner:
         lightning = importlib.import_module(package)
         self.module = module
         self._mine, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._ready = threading.Event()
         self._steps, self._seconds = steps, list[float]()
         self._error: BaseException | None = None
         self.trainer = lightning.Trainer(
@@ -50,6 +51,7 @@ class Runner:
         )
         self._thread = threading.Thread(target=self._fit, args=(module, loader(list(batches))), daemon=True)
         self._thread.start()
+        self._ready.wait()  # planning and placing are no business of two threads
 
     def turn(self) -> float:
         """Seconds per step of the next steps.
@@ -72,6 +74,7 @@ class Runner:
             self.trainer.fit(module, batches)
         except BaseException as error:
             self._error = error
+            self._ready.set()
             self._done.release()
 
     def _turns(self, base: type) -> Any:
@@ -79,6 +82,7 @@ class Runner:
 
         class Turns(base):  # type: ignore[misc, valid-type]
             def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+                runner._ready.set()
                 if index % runner._steps == 0:
                     runner._mine.acquire()
                 self.start = time.perf_counter()

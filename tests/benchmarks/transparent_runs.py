@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from autobalance.errors import InfeasiblePlanError
 from autobalance.execution.seeds import glue_seed, step_seed, visit_seed
 from autobalance.partitioning.plan import Plan
+from autobalance.placement.pairs import check_pairs
 from autobalance.simulated import simulate
 from autobalance.strategy import best_plan
 from autobalance.strategy.best_plan import searched
@@ -218,8 +219,10 @@ def fit(recipe: Recipe, package: str, devices: int | Sequence[int], steps: int, 
     run = Run()
     model = recipe.make(lightning.LightningModule)
     model.__class__ = _counting(type(model), run)
+    count = devices if isinstance(devices, int) else len(devices)
+    with simulate(count):  # once a process, patterns go from each device to each, which these tiny models do not hide
+        check_pairs(torch.device("simulated", index) for index in range(count))
     with simulate(devices):
-        count = devices if isinstance(devices, int) else len(devices)
         trainer = lightning.Trainer(
             accelerator="simulated",
             devices=count,
@@ -293,7 +296,7 @@ def run_by_hand(case: Case, steps: int = STEPS) -> Run:
                 with seeds.of(seed, number), torch.autocast(on.type, torch.bfloat16, enabled=recipe.autocast):
                     loss = share * model.training_step(tree_map_only(Tensor, lambda tensor: tensor.to(on), part), 0)
                 loss.backward()
-                losses.append(float(loss))
+                losses.append(float(loss.detach()))
             if not run.losses:
                 run.keep_gradients(model)
             run.losses.append(sum(losses))
@@ -368,6 +371,6 @@ def run_whole(recipe: Recipe, steps: int = STEPS) -> Run:
             loss.backward()
             if not run.losses:
                 run.keep_gradients(model)
-            run.losses.append(float(loss))
+            run.losses.append(float(loss.detach()))
             optimizer.step()
     return run
