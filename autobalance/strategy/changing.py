@@ -116,7 +116,7 @@ class NotedTensors:
             by_numbers: whether to compare the numbers themselves with the copy.
         """
         tensor = each.tensor
-        if tensor is None or getattr(each.owner, each.name, None) is not tensor or each.has_changed:
+        if tensor is None or each.has_changed or id(getattr(each.owner, each.name, None)) != id(tensor):
             return True
         copy = self._copies.get(each.slot) if by_numbers else None
         return copy is not None and not torch.equal(copy, tensor.detach().cpu())
