@@ -16,7 +16,7 @@ from autobalance import compat
 from autobalance.execution.batch_norm import DeferredBatchNorm, deferring, install_deferred
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import Running
-from autobalance.execution.splitting import parts_of
+from autobalance.execution.splitting import Parts, parts_of
 from autobalance.profiling.trial import Batch, Glue, Mark
 from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.gradients import frees_gradients_early
@@ -186,7 +186,9 @@ class LightningTrial:
             if self._pipeline is None:
                 output = self._training_step(twin, moved, glue)
             else:
-                output = self._step_in_parts(twin, moved, glue, is_first=micro_step == 0, accumulate=accumulate)
+                # The first step is there for the optimizer's state, on top of which the second holds all the rest.
+                most = 1 if number == 1 else None
+                output = self._step_in_parts(twin, moved, glue, micro_step == 0, accumulate, most)
             return result_class.from_training_step_output(output, accumulate)
 
         def zero_grad() -> None:
@@ -215,7 +217,9 @@ class LightningTrial:
             return self._transferred(twin, batch)
         return [self._transferred(twin, batch) for _ in range(self._micro_batches)]
 
-    def _step_in_parts(self, twin: Any, moved: Any, glue: Glue, is_first: bool, accumulate: int) -> Any:
+    def _step_in_parts(
+        self, twin: Any, moved: Any, glue: Glue, is_first: bool, accumulate: int, most: int | None
+    ) -> Any:
         """A training step with its backwards, as `MicroBatchedSteps` runs it, or `AccumulatedSteps` a window."""
         assert self._pipeline is not None
         parts = None if self.takes_windows else parts_of(twin, moved, self._micro_batches)
@@ -233,11 +237,12 @@ class LightningTrial:
         logs = RecordedLogs(twin)
         steps, step = PipelinedSteps(self._pipeline, logs), partial(self._step_on, twin, glue)
         if parts is not None:
+            parts = Parts(parts.batches[:most], parts.sizes[:most], parts.weights[:most])
             with deferring(self._norms):
                 output = steps.train(parts, step, backward)
         else:
-            *_, output = steps.train_each(moved, step, backward)
-            for number in range(len(moved)):
+            *_, output = steps.train_each(moved[:most], step, backward)
+            for number in range(len(moved[:most])):
                 logs.replay_one(number)
         early.set_aside()
         strategy.early = early
