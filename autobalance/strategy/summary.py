@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from autobalance.strategy.data_parallel import faster_with_ddp
 from autobalance.strategy.registration import lightning_root
 
 if TYPE_CHECKING:
     from autobalance.partitioning.plan import Plan
+
+_said: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def log_plan(plan: Plan, trainer: Any) -> None:
@@ -27,10 +30,14 @@ def log_plan(plan: Plan, trainer: Any) -> None:
 
 
 def tell(trainer: Any, text: str) -> None:
-    """Log what the user should know, as Lightning logs.
+    """Log what the user should know, as Lightning logs; each text once for a Trainer, however often it plans.
 
     Args:
         trainer: the Trainer, of either package.
         text: what to say.
     """
+    said = _said.setdefault(trainer, set())
+    if text in said:
+        return
+    said.add(text)
     import_module(f"{lightning_root(trainer)}.utilities.rank_zero").rank_zero_info(text)
