@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clocked_fits import Way, clocked_fit
-from rich.console import Console
-from rich.table import Table
 
 from autobalance.schedules.launches import SCHEDULES
 
@@ -152,21 +150,18 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=4, help="for `predicted` (default: %(default)s)")
     parser.add_argument("--micro-batches", type=int, default=8, help="for `predicted` (default: %(default)s)")
     options = parser.parse_args()
-    console = Console(width=160)
     are_kept = True
     for part in options.parts:
         if part == "predicted":
             lines = predicted(options.models, options.schedules, options.devices, options.micro_batches)
         else:
             lines = PARTS[part]()
-        table = Table(title=part, title_justify="left")
-        for column in ("", "reached", "limit", "kept", ""):
-            table.add_column(column)
+        print(f"\n{part}", flush=True)
         for line in lines:
             limit = f"{'<=' if line.is_most else '>='} {line.limit:.3f}"
-            table.add_row(line.what, f"{line.reached:.3f}", limit, "yes" if line.is_kept else "NO", line.note)
+            kept = "kept" if line.is_kept else "NOT KEPT"
+            print(f"  {line.what:<52}{line.reached:8.3f}  {limit:<9} {kept:<9} {line.note}".rstrip(), flush=True)
             are_kept &= line.is_kept
-        console.print(table)
     return 0 if are_kept else 1
 
 
