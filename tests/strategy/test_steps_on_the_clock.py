@@ -39,7 +39,8 @@ def make_chain(lightning: ModuleType) -> Any:
             for layer in self.layers:
                 x = layer(x)
             self.log("mean", x.mean(), on_step=True, on_epoch=True)
-            return x.square().mean()
+            loss: Tensor = x.square().mean()
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.01)
