@@ -20,6 +20,9 @@ from autobalance.timelines.host_storages import tells_optimizer, with_host
 from autobalance.timelines.micro_batches import interleaved
 from autobalance.timelines.recompute import with_savings
 
+# Share of a step's time from which on devices are seen to wait for a host that launches for others.
+_BUSY_HOST = 0.5
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -186,10 +189,12 @@ def _shares(
 def _seconds(
     profile: Profile, stages: Sequence[Stage], order: Sequence[Launch], micro_batches: int, devices: Sequence[Device]
 ) -> float:
-    launch = launch_seconds(profile, devices)
+    on_host = micro_batches * launch_seconds(profile, devices)
     places = [stage.device for stage in stages]
     is_plain = len(set(places)) == len(places) and not any(stage.holds for stage in stages)
-    if micro_batches == 1 or is_plain:
-        return step_seconds(stages, micro_batches, launch)
-    # Where stages visit a device more than once, or the host waits, no formula knows how they interlock.
-    return max(max(slot.stop for slot in clocked(stages, order)), micro_batches * launch)
+    by_formula = step_seconds(stages, micro_batches, on_host / micro_batches)
+    if micro_batches == 1 or (is_plain and on_host < _BUSY_HOST * by_formula):
+        return by_formula
+    # Where stages visit a device more than once, or devices wait for the host, no formula knows how they interlock.
+    by_clock = max(slot.stop for slot in clocked(stages, order))
+    return max(by_clock, by_formula) if is_plain else max(by_clock, on_host)

@@ -23,6 +23,7 @@ class Stage:
         received: bytes of these transfers, for each micro-batch.
         holds: (device, seconds) for each point of its forward, after those seconds, at which the host waits for a
             device.
+        launching: seconds that the host takes to launch the kernels of its forward and of its backward.
     """
 
     start: int
@@ -34,6 +35,7 @@ class Stage:
     receive_time: float = 0.0
     received: int = 0
     holds: tuple[tuple[int, float], ...] = ()
+    launching: tuple[float, float] = (0.0, 0.0)
 
     @property
     def blocks(self) -> range:

@@ -162,8 +162,21 @@ def stages_of(
         backward += max(0.0, offloaded / devices[device].host_link - forward - backward - waits[number])
         held = in_flight[number] if in_flight else 1
         holds = _holds(profile.waits, start, stop, device, root, times[device][0])
-        stages.append(Stage(start, stop, device, held, forward, backward, waits[number], received[number], holds))
+        launching = _launching(profile, range(start, stop), modes, devices[device].launch_time)
+        times_of_stage = forward, backward, waits[number]
+        stages.append(Stage(start, stop, device, held, *times_of_stage, received[number], holds, launching))
     return tuple(stages)
+
+
+def _launching(
+    profile: Profile, blocks: Sequence[int], modes: Sequence[str], launch_time: float
+) -> tuple[float, float]:
+    """Seconds that the host takes to launch the forwards of some blocks, and their backwards."""
+    rows = [profile.blocks[block] for block in blocks]
+    forward = [sum(part.launches for part in row.forward_work) for row in rows]
+    backward = sum(part.launches for row in rows for part in row.backward_work)
+    backward += sum(launches for launches, mode in zip(forward, modes, strict=False) if mode == "recompute")
+    return sum(forward) * launch_time, backward * launch_time
 
 
 def _holds(
@@ -220,6 +233,7 @@ def clocked(stages: Sequence[Stage], order: Sequence[Launch]) -> tuple[Slot, ...
         [stage.backward_time for stage in stages],
         [stage.receive_time for stage in stages],
         [[Hold(*hold) for hold in stage.holds] for stage in stages],
+        [stage.launching for stage in stages],
     )
 
 

@@ -48,6 +48,7 @@ def run_clock(
     backward: Sequence[float],
     receive: Sequence[float],
     holds: Sequence[Sequence[Hold]] = (),
+    launching: Sequence[tuple[float, float]] = (),
 ) -> tuple[Slot, ...]:
     """When each launch runs, if a device works in launch order and waits for what a launch needs.
 
@@ -67,6 +68,8 @@ def run_clock(
         forward, backward: seconds for one micro-batch, for each stage.
         receive: seconds that a stage's inputs, and their gradients, are on their way, for each stage.
         holds: where the host waits in the forward of each stage; empty: nowhere.
+        launching: seconds that the host takes to launch the forward, and the backward, of each stage, one after the
+            other for all devices; empty: none.
 
     Returns:
         A slot for each launch, in their order; the step takes until the latest `stop`.
@@ -92,8 +95,9 @@ def run_clock(
             raise ValueError(f"{_told(stage, number, launch.backward)} is launched before {_told(*missing[0])}")
         device = devices[stage]
         start = max([host, free.get(device, 0.0), *(done[need] for need in needs)])
+        host += launching[stage][launch.backward] if launching else 0.0
         share = receive[stage] if forwards_alone else receive[stage] / 2
-        stop = start + share + (backward[stage] if launch.backward else forward[stage])
+        stop = max(host, start + share + (backward[stage] if launch.backward else forward[stage]))
         for hold in holds[stage] if holds and not launch.backward else ():
             own = stop - forward[stage] + hold.after
             host = max(host, own if hold.device == device else free.get(hold.device, 0.0))

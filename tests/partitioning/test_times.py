@@ -180,3 +180,12 @@ def test_waits_of_the_host_count_for_micro_batches_only() -> None:
             for profile in (plain, waiting)
         )
         assert (held > free) == is_slower
+
+
+def test_stages_know_how_long_the_host_launches_them() -> None:
+    block = (Work("", 0, 1, 3), Work("float32", 8, 1, 1)), (Work("", 0, 1, 10),)
+    profile = worked(block, block, block)
+    device = replace(SAME[0], launch_time=0.5)
+    first, second = stages_of(profile, [0, 1, 1], 0, [device, device], (), saving=["keep", "recompute", "keep"])
+    assert first.launching == (2.0, 5.0)
+    assert second.launching == (4.0, 12.0)

@@ -114,3 +114,13 @@ def test_a_wait_for_the_first_device_makes_1f1b_wait_for_whole_backwards() -> No
     last = {(slot.micro_batch, slot.stage, slot.backward): slot for slot in held}
     assert last[3, 0, False].start == last[0, 0, True].stop
     assert last[1, 2, True].start == last[3, 0, False].start + 0.5
+
+
+def test_devices_wait_for_a_host_that_launches_for_others() -> None:
+    order = launch_order("gpipe", 2, 3, training=False)
+    columns = [0, 1], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]
+    slots = run_clock(order, *columns, launching=[(2.0, 0.0), (2.0, 0.0)])
+    # A forward of 1 second whose last kernel is launched 2 seconds after its first; one after the other on the host.
+    assert [(slot.start, slot.stop) for slot in slots] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
+    quick = run_clock(order, *columns, launching=[(0.25, 0.0), (0.25, 0.0)])
+    assert [(slot.start, slot.stop) for slot in quick] == [(0, 1), (1, 2), (1, 2), (2, 3), (2, 3), (3, 4)]
