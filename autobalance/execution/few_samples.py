@@ -64,7 +64,7 @@ def few_samples(module: Any, batch: Any, layout: Layout | None = None, most: int
     Raises:
         UnsplittableBatchError: the batch cannot be split.
     """
-    found = [_halved(module, slice, layout) for slice in _slices(module, batch, layout, most)]
+    found = [_halved(module, slice, layout) for slice in slices(module, batch, layout, most)]
     return max((few for few in found if few is not None), key=_unlike, default=None)
 
 
@@ -109,11 +109,21 @@ def _named_tensors(part: Any, size: int) -> dict[str, Tensor]:
     return {leaf.name: leaf.value for leaf in found if isinstance(leaf.value, Tensor)}
 
 
-def _slices(module: Any, batch: Any, layout: Layout | None, most: int) -> Iterator[Any]:
+def slices(module: Any, batch: Any, layout: Layout | None, most: int) -> Iterator[Any]:
+    """Samples of a batch that stand one after the other, from its begin on.
+
+    Example:
+        >>> [len(slice) for slice in slices(module, torch.zeros(8, 3), None, 2)]
+        [2, 2, 2, 2]
+
+    Args:
+        module, batch, layout: as for `few_samples`.
+        most: how many samples each has at most.
+    """
     hook = getattr(module, "split_batch", None)
     if callable(hook) and hook(batch, 2) is not None:
         samples = sizes_of([batch])[0]
-        yield from parts_of(module, batch, max(1, samples // most)).batches[:_SLICES]
+        yield from parts_of(module, batch, -(-samples // most)).batches[:_SLICES]
         return
     layout = layout_of(batch) if layout is None else layout
     samples = samples_of(batch, layout)

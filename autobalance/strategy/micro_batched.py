@@ -18,6 +18,7 @@ from autobalance.execution.splitting import Parts, parts_of
 from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part, without_graph
 from autobalance.strategy.recorded_logs import RecordedLogs
+from autobalance.strategy.room_for_test import has_room_for_two, samples_at_once
 from autobalance.strategy.self_test import log_rules, verdict_on
 from autobalance.strategy.summary import tell
 
@@ -165,12 +166,22 @@ class MicroBatchedSteps:
 
         return run
 
+    def _samples_at_once(self, batch: Any) -> int:
+        trains = self._trainer.training
+        return samples_at_once(self._pipeline, self._parts(batch).sizes, trains)
+
+    def _has_room(self) -> bool:
+        strategy = self._trainer.strategy
+        return has_room_for_two(strategy.plan, strategy.parallel_devices)
+
     def _check(self, step: Callable[..., Any], batch: Any, others: tuple[Any, ...]) -> _Checked:
         # The loaders of one hook may give batches of different kinds: the index comes after that of the batch.
         key = step.__name__, *others[1:]
         if key not in self._checked:
             trainer = self._trainer
-            verdict = verdict_on(trainer, step, batch, others, self._glue)
+            verdict = verdict_on(
+                trainer, step, batch, others, self._glue, most=self._samples_at_once(batch), has_room=self._has_room
+            )
             if verdict.note:
                 tell(trainer, verdict.note)
             logs = RecordedLogs(trainer.lightning_module)

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from autobalance.execution.equivalence import Outcome, Verdict, equivalent
-from autobalance.execution.few_samples import few_samples
+from autobalance.execution.few_samples import MOST, FewSamples, few_samples
 from autobalance.execution.merging import Rule
 from autobalance.execution.sample_layout import Layout
 from autobalance.strategy.metrics import is_metric
 from autobalance.strategy.pipelined import loss_of, without_graph
 from autobalance.strategy.recorded_logs import RecordedLogs
+from autobalance.strategy.room_for_test import FEWEST
 from autobalance.strategy.stand_ins import Silent
 
-_FEWEST = 2
+_GRADIENTS_UNTESTED = (
+    "A batch is split into single samples. Two at once might need more memory with their gradients than is planned, so "
+    "loss, outputs and logs of parts were compared with those of the whole, but gradients were not."
+)
+_UNTESTED = (
+    "A batch is split into single samples, and two at once might need more memory with their gradients than is "
+    "planned. As the step does not run without them, it was not tested whether parts of a batch give what it gives."
+)
 
 
 def verdict_on(
@@ -28,6 +38,8 @@ def verdict_on(
     others: tuple[Any, ...],
     glue: Callable[[], AbstractContextManager[None]],
     layout: Layout | None = None,
+    most: int = MOST,
+    has_room: Callable[[], bool] = lambda: False,
 ) -> Verdict:
     """Whether the Trainer's present step may run on parts of a batch.
 
@@ -45,37 +57,82 @@ def verdict_on(
         others: what else the step takes.
         glue: the context for the user's code.
         layout: where the batch has its samples.
+        most: how many samples at once the plan has memory for.
+        has_room: asked after a backward of one sample, if that is all: whether two fit as well. If not, they are
+            run without a graph, which holds less than one with it, and gradients are not compared.
 
     Returns:
         The verdict; of a batch of one sample, that it may.
     """
-    module = trainer.lightning_module
-    trains = trainer.training
-    logs = RecordedLogs(module)
-
-    def run(part: Any) -> Outcome:
-        with logs.recording(), glue():
-            output = step(part, *others)
-        loss = loss_of(output) if trains else None
-        if loss is not None:
-            output = {key: value for key, value in output.items() if key != "loss"} if _has_more(output) else None
-        return Outcome(loss, without_graph(output), _values(logs))
-
-    def backward(loss: Tensor) -> None:
-        with glue():
-            module.backward(loss)
-
+    test = _Test(trainer, step, others, glue)
+    if trainer.training and most < FEWEST:
+        return _on_single_samples(test, few_samples(trainer.lightning_module, batch, layout, FEWEST), has_room)
     verdict = Verdict(True)
-    for most in (5, _FEWEST):
-        few = few_samples(module, batch, layout, most)
+    for samples in (min(MOST, max(most, FEWEST)), FEWEST):
+        few = few_samples(trainer.lightning_module, batch, layout, samples)
         if few is None:
-            return Verdict(True)
-        with _silence(trainer, module):
-            precision = str(trainer.precision)
-            verdict = equivalent(run, few, module, backward if trains else None, precision, skip=is_metric)
+            return verdict
+        verdict = test.on(few)
         if not verdict.note:
             break
     return verdict
+
+
+def _on_single_samples(test: _Test, few: FewSamples | None, has_room: Callable[[], bool]) -> Verdict:
+    if few is None:
+        return Verdict(True)
+    test.on(FewSamples(few.parts[0], few.parts[:1], few.sizes[:1]))
+    if has_room():
+        return test.on(few)
+    test.goes_back = False
+    verdict = test.on(few)
+    if test.has_raised:
+        return Verdict(True, note=_UNTESTED)
+    return replace(verdict, note=_GRADIENTS_UNTESTED) if verdict.ok and not verdict.note else verdict
+
+
+class _Test:
+    """Runs a step on samples; `goes_back` says whether gradients are compared, too."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        step: Callable[..., Any],
+        others: tuple[Any, ...],
+        glue: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.goes_back: bool = trainer.training
+        self.has_raised = False
+        self._trainer = trainer
+        self._module = trainer.lightning_module
+        self._step = step
+        self._others = others
+        self._glue = glue
+        self._logs = RecordedLogs(self._module)
+
+    def on(self, few: FewSamples) -> Verdict:
+        """The verdict of these samples."""
+        self.has_raised = False
+        backward = self._backward if self.goes_back else None
+        with _silence(self._trainer, self._module):
+            return equivalent(self._run, few, self._module, backward, str(self._trainer.precision), skip=is_metric)
+
+    def _run(self, part: Any) -> Outcome:
+        without = self._trainer.training and not self.goes_back
+        with self._logs.recording(), self._glue(), torch.no_grad() if without else nullcontext():
+            try:
+                output = self._step(part, *self._others)
+            except RuntimeError:
+                self.has_raised = True
+                raise
+        loss = loss_of(output) if self._trainer.training else None
+        if loss is not None:
+            output = {key: value for key, value in output.items() if key != "loss"} if _has_more(output) else None
+        return Outcome(loss, without_graph(output), _values(self._logs))
+
+    def _backward(self, loss: Tensor) -> None:
+        with self._glue():
+            self._module.backward(loss)
 
 
 def log_rules(verdict: Verdict) -> Mapping[str, Rule]:
