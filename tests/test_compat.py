@@ -75,6 +75,21 @@ def test_tensor_is_replaced_under_its_python_object() -> None:
         graph.backward()
 
 
+def test_gradient_hooks_are_found_and_set_off_for_a_while() -> None:
+    x, seen = nn.Parameter(torch.ones(2)), list[str]()
+    handle = x.register_hook(lambda gradient: seen.append("hook"))
+    x.register_post_accumulate_grad_hook(lambda parameter: seen.append("after"))
+    assert (len(compat.gradient_hooks(x)), len(compat.accumulation_hooks(x))) == (1, 1)
+    with compat.gradient_hooks_off([x]):
+        assert not compat.gradient_hooks(x)
+        x.sum().backward()
+    assert seen == ["after"]
+    x.sum().backward()
+    assert seen == ["after", "hook", "after"]
+    handle.remove()
+    assert not compat.gradient_hooks(x)
+
+
 def test_data_of_a_simulated_tensor_is_assigned_past_torch(device: str) -> None:
     x = nn.Parameter(torch.ones(2))
     x.data = torch.zeros(3, device=device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -87,6 +88,31 @@ def _refuse_backward(gradients: Any) -> None:
         "backward reached a parameter that was moved to another device after the forward; move the module before "
         "the forward or after the backward"
     )
+
+
+def gradient_hooks(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], torch.Tensor | None]]:
+    """The hooks that a tensor has by `register_hook`, in the order of their calls."""
+    hooks: Any = tensor._backward_hooks
+    return list(hooks.values()) if hooks else []
+
+
+def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], None]]:
+    """The hooks that a tensor has by `register_post_accumulate_grad_hook`, in the order of their calls."""
+    private: Any = tensor
+    return list((private._post_accumulate_grad_hooks or {}).values())
+
+
+@contextmanager
+def gradient_hooks_off(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let no backward inside call the hooks that tensors have by `register_hook`; handles stay good."""
+    hooks: list[tuple[Any, Any]] = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    for tensor, _ in hooks:
+        tensor._backward_hooks = None
+    try:
+        yield
+    finally:
+        for tensor, its_own in hooks:
+            tensor._backward_hooks = its_own
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,9 @@ from autobalance.execution.micro_batch import current_micro_batch
 
 Remove = Callable[[], None]
 
+FEWEST_SAMPLES = 2
+"""Samples that each part of a batch needs: one alone may have no variance, and batch norm raises then."""
+
 _TRACKED = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -44,6 +47,11 @@ class DeferredBatchNorm:
     def __init__(self, layers: list[_Layer], removes: list[Remove]) -> None:
         self._layers = layers
         self._removes = removes
+
+    @property
+    def has_any(self) -> bool:
+        """Whether the model has batch norms."""
+        return bool(self._layers)
 
     def end_step(self) -> None:
         """Update running mean, running variance and the number of batches of each layer that has run in training."""

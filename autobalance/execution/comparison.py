@@ -12,6 +12,7 @@ from torch import nn
 
 from autobalance.execution.few_samples import FewSamples, counts_in
 from autobalance.execution.gradient_sketch import PRODUCTS, Sketch, length, weighted
+from autobalance.execution.merging import counted
 
 
 class Closeness(NamedTuple):
@@ -106,7 +107,7 @@ class Comparison:
         return isfinite(loss) and abs(loss - self._loss) <= self._close.loss * scale
 
     def _weighted_loss(self, weights: Sequence[float]) -> float:
-        return sum(weight * loss for weight, loss in zip(weights, self._parts.losses, strict=True))
+        return sum(map(counted, self._parts.losses, weights))
 
     def _differences(self, weights: Sequence[float]) -> Iterator[tuple[str, float, float]]:
         """Of each gradient: its name, how far the parts' is from the whole's, and how far it may be."""

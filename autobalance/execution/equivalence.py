@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from autobalance.compat import is_batch_norm
+from autobalance.compat import gradient_hooks_off, is_batch_norm
 from autobalance.execution.comparison import Closeness, Comparison, Results
 from autobalance.execution.constant_random import constant_random
 from autobalance.execution.few_samples import FewSamples
@@ -216,7 +216,8 @@ def _gradients_set_aside(module: nn.Module) -> Iterator[None]:
     for parameter, _ in kept:
         parameter.grad = None
     try:
-        yield
+        with gradient_hooks_off([parameter for parameter, _ in kept]):  # the run calls them once for a whole batch
+            yield
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient

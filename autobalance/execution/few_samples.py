@@ -65,7 +65,7 @@ def few_samples(module: Any, batch: Any, layout: Layout | None = None, most: int
         UnsplittableBatchError: the batch cannot be split.
     """
     found = [_halved(module, slice, layout) for slice in slices(module, batch, layout, most)]
-    return max((few for few in found if few is not None), key=_unlike, default=None)
+    return max((few for few in found if few is not None), key=_tells, default=None)
 
 
 def counts_in(parts: Sequence[Any], sizes: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
@@ -146,6 +146,11 @@ def _by_hook(module: Any, parts: Parts) -> list[float] | None:
     if not callable(hook) or hook(parts.batches[0]) is None:
         return None
     return [float(weight) for weight in parts.weights]
+
+
+def _tells(few: FewSamples) -> tuple[bool, list[bool]]:
+    """How much samples tell: nothing where no target of theirs counts."""
+    return few.weights is None or bool(np.isfinite(few.weights).all()), _unlike(few)
 
 
 def _unlike(few: FewSamples) -> list[bool]:

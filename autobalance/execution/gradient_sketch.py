@@ -99,7 +99,7 @@ def weighted(parts: Sequence[Mapping[str, Sketch]], weights: Sequence[float]) ->
     names = {name: None for part in parts for name in part}
     return {
         name: sum(
-            (weight * part[name] for part, weight in zip(parts, weights, strict=True) if name in part),
+            (weight * part[name] for part, weight in zip(parts, weights, strict=True) if weight and name in part),
             torch.zeros(PRODUCTS, dtype=torch.float64),
         )
         for name in names

@@ -93,11 +93,11 @@ def _weighted_sum(values: Sequence[Any], weights: Sequence[Any]) -> Any:
     first = values[0]
     if not isinstance(first, Tensor):
         weights = [float(weight) if isinstance(weight, Tensor) else weight for weight in weights]
-        return sum(value * weight for value, weight in zip(values, weights, strict=True))
+        return sum(map(counted, values, weights))
     is_short = first.is_floating_point() and first.element_size() < 4
     wide = [value.float() if is_short else value for value in values]
     at_hand = [weight.to(first.device) if isinstance(weight, Tensor) else weight for weight in weights]
-    total: Any = sum(value * weight for value, weight in zip(wide, at_hand, strict=True))
+    total: Any = sum(map(counted, wide, at_hand))
     return total.to(first.dtype) if is_short else total
 
 
@@ -154,6 +154,20 @@ def _rebuilt(like: Any, items: Sequence[Any]) -> Any:
         for field, item in zip(dataclasses.fields(like), items, strict=True):
             object.__setattr__(made, field.name, item)
     return made
+
+
+def counted(value: Any, weight: Any) -> Any:
+    """What a value adds to a weighted mean: nothing where it weighs nothing, for a mean over nothing is no number.
+
+    Example:
+        >>> counted(torch.tensor(nan), 0.0)
+        tensor(0.)
+    """
+    if isinstance(weight, Tensor) and isinstance(value, Tensor):
+        return torch.where(weight != 0, value, 0) * weight
+    if weight == 0:
+        return torch.zeros_like(value) if isinstance(value, Tensor) else value * 0 if value == value else 0.0
+    return value * weight
 
 
 def adding_up(weights: Sequence[Any]) -> list[Any]:

@@ -106,6 +106,7 @@ def parts_of(
     count: int,
     batch_size: int | None = None,
     layout: Layout | None = None,
+    fewest: int = 1,
 ) -> Parts:
     """The batch in parts as the user's hooks say, or along its samples.
 
@@ -119,6 +120,7 @@ def parts_of(
         count: how many parts.
         batch_size: how many samples there are, if the tensors' first dimensions do not tell.
         layout: where the samples are.
+        fewest: samples that a part needs; there are fewer parts where a batch has not as many.
 
     Raises:
         UnsplittableBatchError: the batch cannot be split, or `split_batch` gives no parts.
@@ -126,8 +128,10 @@ def parts_of(
     batches = _by_hook(module, batch, count)
     if batches is None:
         layout = layout_of(batch, batch_size) if layout is None else layout
+        samples = samples_of(batch, layout)
+        count = min(count, max(1, samples // fewest))
         batches = split(batch, count, layout=layout)
-        sizes = part_sizes(samples_of(batch, layout), count)
+        sizes = part_sizes(samples, count)
     else:
         sizes = sizes_of(batches)
     return Parts(batches, sizes, weights(batches, sizes, getattr(module, "loss_weight", None)))

@@ -17,9 +17,11 @@ from autobalance.compat import leave_prepared_alone, put_back, take_ahead, trans
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
 from autobalance.strategy.early_gradients import EarlyGradients
+from autobalance.strategy.gradients import sees_gradients_before_backward
 from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part
 from autobalance.strategy.recorded_logs import RecordedLogs
+from autobalance.strategy.splittable import hooks_after_accumulation, hooks_on_gradients
 
 
 class AccumulatedSteps:
@@ -64,8 +66,14 @@ class AccumulatedSteps:
         return self._has_stepped
 
     def refusal(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
-        """Nothing is against whole batches."""
-        return None
+        """Nothing is against whole batches but hooks that want one backward after the other.
+
+        Args:
+            step: Lightning's step of the strategy.
+            args, kwargs: of the step.
+        """
+        module = self._trainer.lightning_module
+        return None if self.is_in_window else hooks_after_accumulation(module) or hooks_on_gradients(module)
 
     def train(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
         """The training step of one batch: at the first of a window, those of all others too.
@@ -117,7 +125,8 @@ class AccumulatedSteps:
                     trainer.precision_plugin, loss / accumulated, trainer.lightning_module, trainer.optimizers[0]
                 )
 
-        early = EarlyGradients(trainer.lightning_module.parameters(), are_zeroed=batch_idx % accumulated == 0)
+        is_first = batch_idx % accumulated == 0
+        early = EarlyGradients(trainer.lightning_module.parameters(), is_first, sees_gradients_before_backward(trainer))
         outputs = self._steps.train_each(batches, run, backward, seed=step_seed())
         early.set_aside()
         self._early = early

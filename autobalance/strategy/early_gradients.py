@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
+
+Hook = Callable[[Tensor], Tensor | None]
 
 
 class EarlyGradients:
@@ -14,7 +17,8 @@ class EarlyGradients:
 
     Example:
         >>> early = EarlyGradients(module.parameters(), are_zeroed=True)
-        >>> ...                           # backwards of micro-batches
+        >>> with gradient_hooks_off(module.parameters()):
+        ...     ...                       # backwards of micro-batches
         >>> early.set_aside()
         >>> optimizer.zero_grad()
         >>> early.give_back()
@@ -23,35 +27,51 @@ class EarlyGradients:
         parameters: whose gradients.
         are_zeroed: whether Lightning zeroes after the step. Gradients of the last step then wait until `set_aside`, for
             hooks that look at them; else what earlier batches have accumulated stays, and is added to.
+        are_seen: whether anything looks at gradients between the step and its backward.
+        hooks: for each parameter those on its gradient, which `give_back` calls since no backward has; None: it calls
+            none.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], are_zeroed: bool) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        are_zeroed: bool,
+        are_seen: bool = False,
+        hooks: Sequence[Sequence[Hook]] | None = None,
+    ) -> None:
         self._parameters = list(parameters)
-        self._are_zeroed = are_zeroed
-        self._waiting: list[Tensor | None] = self._taken() if are_zeroed else []
+        self._hooks = [()] * len(self._parameters) if hooks is None else hooks
+        self._are_apart = [are_zeroed or are_seen or bool(hooks) for hooks in self._hooks]
+        self._waiting = self._taken()
 
     def set_aside(self) -> None:
-        """The micro-batches are done: show the gradients that were there before, if they are to be zeroed."""
-        if self._are_zeroed:
-            early = self._taken()
-            self._put(self._waiting)
-            self._waiting = early
+        """The micro-batches are done: show the gradients that were there before."""
+        early = self._taken()
+        for parameter, gradient, is_apart in zip(self._parameters, self._waiting, self._are_apart, strict=True):
+            if is_apart:
+                parameter.grad = gradient
+        self._waiting = early
 
     def give_back(self) -> None:
-        """Show the gradients of the micro-batches, on top of those that were not zeroed: of what no optimizer has."""
-        if self._are_zeroed:
-            for parameter, early in zip(self._parameters, self._waiting, strict=True):
-                if early is not None and parameter.grad is not None:
-                    early += parameter.grad
-                parameter.grad = parameter.grad if early is None else early
-            self._waiting = []
+        """Show the gradients of the micro-batches, on top of those that were not zeroed."""
+        waiting, self._waiting = self._waiting[::-1], []
+        for parameter, hooks in zip(self._parameters, self._hooks, strict=True):
+            early = waiting.pop()
+            if early is None:
+                continue
+            with torch.no_grad():
+                for hook in hooks:
+                    changed = hook(early)
+                    early = early if changed is None else changed
+            if parameter.grad is None:
+                parameter.grad = early.clone() if hooks else early  # a hook may have kept it
+            else:
+                parameter.grad += early
 
     def _taken(self) -> list[Tensor | None]:
-        taken = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
+        taken: list[Tensor | None] = []
+        for parameter, is_apart in zip(self._parameters, self._are_apart, strict=True):
+            taken.append(parameter.grad if is_apart else None)
+            if is_apart:
+                parameter.grad = None
         return taken
-
-    def _put(self, gradients: list[Tensor | None]) -> None:
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient

@@ -33,8 +33,21 @@ def frees_gradients_early(trainer: Any) -> bool:
     module = trainer.lightning_module
     if not module.automatic_optimization:
         return False
-    if overrides(module, "optimizer_zero_grad") or overrides(module, "on_before_zero_grad"):
-        return False
+    return not (overrides(module, "optimizer_zero_grad") or _is_used(trainer, "on_before_zero_grad"))
+
+
+def sees_gradients_before_backward(trainer: Any) -> bool:
+    """Whether a hook may look at gradients after a training step and before its backward.
+
+    Args:
+        trainer: a Trainer.
+    """
+    return _is_used(trainer, "on_before_backward")
+
+
+def _is_used(trainer: Any, hook: str) -> bool:
     # A callback may be one to both packages.
-    plain = {import_module(f"{package}.callbacks").Callback.on_before_zero_grad for package in imported_roots()}
-    return all(type(own).on_before_zero_grad in plain for own in trainer.callbacks)
+    plain = {getattr(import_module(f"{package}.callbacks").Callback, hook) for package in imported_roots()}
+    return overrides(trainer.lightning_module, hook) or any(
+        getattr(type(own), hook) not in plain for own in trainer.callbacks
+    )

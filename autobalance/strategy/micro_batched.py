@@ -9,17 +9,19 @@ from typing import Any
 
 from torch import Tensor
 
-from autobalance.compat import skips_backward
-from autobalance.execution.batch_norm import deferring, install_deferred
+from autobalance.compat import gradient_hooks, gradient_hooks_off, skips_backward
+from autobalance.execution.batch_norm import FEWEST_SAMPLES, deferring, install_deferred
 from autobalance.execution.equivalence import Verdict
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
 from autobalance.execution.splitting import Parts, parts_of
 from autobalance.strategy.early_gradients import EarlyGradients
+from autobalance.strategy.gradients import sees_gradients_before_backward
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part, without_graph
 from autobalance.strategy.recorded_logs import RecordedLogs
 from autobalance.strategy.room_for_test import has_room_for_two, samples_at_once
 from autobalance.strategy.self_test import log_rules, verdict_on
+from autobalance.strategy.splittable import hooks_after_accumulation
 from autobalance.strategy.summary import tell
 
 
@@ -96,7 +98,7 @@ class MicroBatchedSteps:
         Returns:
             What the step would return for the full batch.
         """
-        parts, run = self._parts(batch), self._run(step, others)
+        parts, run = self._parts(batch, trains=True), self._run(step, others)
         if len(parts.sizes) < 2:
             return run(batch)
         trainer, checked = self._trainer, self._check(step, batch, others)
@@ -113,8 +115,10 @@ class MicroBatchedSteps:
                 )
 
         is_first = trainer.fit_loop.epoch_loop.batch_idx % accumulated == 0
-        early = EarlyGradients(trainer.lightning_module.parameters(), are_zeroed=is_first)
-        with deferring(self._norms):
+        parameters = list(trainer.lightning_module.parameters())
+        hooks = [gradient_hooks(parameter) for parameter in parameters]
+        early = EarlyGradients(parameters, is_first, sees_gradients_before_backward(trainer), hooks)
+        with deferring(self._norms), gradient_hooks_off(parameters):
             output = checked.steps.train(
                 parts, run, backward, reduction=checked.reduction, **checked.rules, seed=step_seed()
             )
@@ -125,7 +129,8 @@ class MicroBatchedSteps:
     def give_back_gradients(self) -> None:
         """Show the gradients that the last training step has made."""
         assert self._early is not None
-        self._early.give_back()
+        with self._glue():  # for hooks on parameters
+            self._early.give_back()
         self._early = None
 
     def evaluate(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
@@ -156,8 +161,9 @@ class MicroBatchedSteps:
         if self._norms is not None:
             self._norms.remove()
 
-    def _parts(self, batch: Any) -> Parts:
-        return parts_of(self._trainer.lightning_module, batch, self._count)
+    def _parts(self, batch: Any, trains: bool = False) -> Parts:
+        fewest = FEWEST_SAMPLES if trains and self._norms is not None and self._norms.has_any else 1
+        return parts_of(self._trainer.lightning_module, batch, self._count, fewest=fewest)
 
     def _run(self, step: Callable[..., Any], others: tuple[Any, ...]) -> Callable[[Any], Any]:
         def run(part: Any) -> Any:
@@ -168,7 +174,7 @@ class MicroBatchedSteps:
 
     def _samples_at_once(self, batch: Any) -> int:
         trains = self._trainer.training
-        return samples_at_once(self._pipeline, self._parts(batch).sizes, trains)
+        return samples_at_once(self._pipeline, self._parts(batch, trains).sizes, trains)
 
     def _has_room(self) -> bool:
         strategy = self._trainer.strategy
@@ -179,9 +185,13 @@ class MicroBatchedSteps:
         key = step.__name__, *others[1:]
         if key not in self._checked:
             trainer = self._trainer
-            verdict = verdict_on(
-                trainer, step, batch, others, self._glue, most=self._samples_at_once(batch), has_room=self._has_room
-            )
+            found = hooks_after_accumulation(trainer.lightning_module) if trainer.training else None
+            if found is not None:  # set since the plan was made
+                verdict = Verdict(False, found)
+            else:
+                verdict = verdict_on(
+                    trainer, step, batch, others, self._glue, most=self._samples_at_once(batch), has_room=self._has_room
+                )
             if verdict.note:
                 tell(trainer, verdict.note)
             logs = RecordedLogs(trainer.lightning_module)

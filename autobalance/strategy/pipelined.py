@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autobalance.execution.merge_rules import guess
-from autobalance.execution.merging import Rules, merge
+from autobalance.execution.merging import Rules, counted, merge
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.splitting import Parts, weights
 from autobalance.placement.contents import tensors_in
@@ -115,7 +115,7 @@ class PipelinedSteps:
             output = step(batches[number])
             loss = loss_of(output)
             if loss is not None:
-                losses[number] = loss * shares[number]
+                losses[number] = counted(loss, shares[number])
             outputs[number] = without_graph(output)
 
         def back(numbers: Sequence[int]) -> None:
@@ -212,7 +212,7 @@ def _merged_step(
     if losses[0] is None:
         return first
     with torch.no_grad():
-        terms = [loss * share for loss, share in zip(losses, shares, strict=True) if loss is not None]
+        terms = [counted(loss, share) for loss, share in zip(losses, shares, strict=True) if loss is not None]
         loss = sum(terms[1:], start=terms[0]).requires_grad_()
     if not isinstance(first, Mapping):
         return loss

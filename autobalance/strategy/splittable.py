@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from autobalance.compat import detects_anomalies, is_batch_norm, is_instance_norm
+from autobalance.compat import (
+    accumulation_hooks,
+    detects_anomalies,
+    gradient_hooks,
+    is_batch_norm,
+    is_instance_norm,
+)
 from autobalance.execution.sample_layout import UnsplittableBatchError
 from autobalance.execution.splitting import parts_of
 from autobalance.strategy.options import Options
@@ -65,6 +71,7 @@ def against_overlap(trainer: Any, module: Any, optimizers: Sequence[torch.optim.
     found = [_from_debugger(module), _from_fast_dev_run(trainer), _from_anomalies(trainer)]
     if trainer.state.fn == "fit":
         found += [_from_manual_optimization(module), _from_optimizers([*trainer.optimizers, *optimizers])]
+        found.append(hooks_after_accumulation(module))
     found.append(_from_iterators(trainer, module))
     return [reason for reason in found if reason is not None]
 
@@ -98,6 +105,41 @@ def on_deferred(module: nn.Module) -> str | None:
     return (
         f"{_named(found)} normalises each part of a batch with its own statistics: gradients are not those of the full "
         f"batch then, though running statistics are. batch_norm='fallback' takes batches whole."
+    )
+
+
+def hooks_after_accumulation(module: nn.Module) -> str | None:
+    """What is said of parameters that have hooks of `register_post_accumulate_grad_hook`; None if there are none.
+
+    Example:
+        >>> layer.weight.register_post_accumulate_grad_hook(step_this_one)      # doctest: +SKIP
+        >>> hooks_after_accumulation(layer)                                       # doctest: +SKIP
+        '`weight` has a hook after the accumulation of its gradient, ...'
+
+    Args:
+        module: the LightningModule.
+    """
+    found = [name for name, parameter in module.named_parameters() if accumulation_hooks(parameter)]
+    if not found:
+        return None
+    return (
+        f"{_listed(found)} {'have hooks' if len(found) > 1 else 'has a hook'} after the accumulation of gradients, which "
+        f"would run for each part, and may change weights that other parts still need"
+    )
+
+
+def hooks_on_gradients(module: nn.Module) -> str | None:
+    """What is said of parameters that have hooks of `register_hook`, where batches flow together.
+
+    Args:
+        module: the LightningModule.
+    """
+    found = [name for name, parameter in module.named_parameters() if gradient_hooks(parameter)]
+    if not found:
+        return None
+    return (
+        f"{_listed(found)} {'have gradient hooks' if len(found) > 1 else 'has a gradient hook'}, which would see the "
+        f"gradients of several batches at once"
     )
 
 
@@ -189,8 +231,12 @@ def _from_batch_norm(trainer: Any, module: nn.Module, options: Options) -> list[
 
 
 def _named(found: Sequence[tuple[str, nn.Module]]) -> str:
-    shown = ", ".join(f"`{name}` ({type(part).__name__})" for name, part in found[:_SHOWN])
-    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    return _listed([f"{name}` ({type(part).__name__})" for name, part in found], closing="")
+
+
+def _listed(names: Sequence[str], closing: str = "`") -> str:
+    shown = ", ".join(f"`{name}{closing}" for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _from_batch(module: Any, batch: Any) -> list[str]:

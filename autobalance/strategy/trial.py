@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from autobalance import compat
-from autobalance.execution.batch_norm import DeferredBatchNorm, deferring, install_deferred
+from autobalance.compat import gradient_hooks
+from autobalance.execution.batch_norm import FEWEST_SAMPLES, DeferredBatchNorm, deferring, install_deferred
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import Running
 from autobalance.execution.splitting import Parts, parts_of
 from autobalance.profiling.trial import Batch, Glue, Mark
 from autobalance.strategy.early_gradients import EarlyGradients
-from autobalance.strategy.gradients import frees_gradients_early
+from autobalance.strategy.gradients import frees_gradients_early, sees_gradients_before_backward
 from autobalance.strategy.logged import LoggedValues
 from autobalance.strategy.metrics import is_metric, stand_in_for_metric
 from autobalance.strategy.optimizers import refuse_gathering
@@ -133,6 +134,8 @@ class LightningTrial:
             if not self._validates_again():
                 self._logged.forget()
             self._train(twin, self._training_batch, glue, mark, STEPS + 1)
+            if not frees_gradients_early(self._trainer):  # validation has freed those that the next step stands on
+                self._train(twin, self._training_batch, glue, mark, STEPS + 2)
             self._evaluate(twin, batch, glue, mark)
 
     def _trains_after_validation(self) -> bool:
@@ -223,7 +226,8 @@ class LightningTrial:
     ) -> Any:
         """A training step with its backwards, as `MicroBatchedSteps` runs it, or `AccumulatedSteps` a window."""
         assert self._pipeline is not None
-        parts = None if self.takes_windows else parts_of(twin, moved, self._micro_batches)
+        fewest = FEWEST_SAMPLES if self._norms is not None and self._norms.has_any else 1
+        parts = None if self.takes_windows else parts_of(twin, moved, self._micro_batches, fewest=fewest)
         if parts is not None and len(parts.sizes) < 2:
             return self._training_step(twin, moved, glue)
         strategy = self._stand_in.strategy
@@ -234,7 +238,9 @@ class LightningTrial:
                 backward_of_part(self._stand_in.precision_plugin, loss / accumulate, twin, optimizer)
 
         self._logged.begin("training_step", 0)
-        early = EarlyGradients(twin.parameters(), are_zeroed=is_first)
+        are_seen = sees_gradients_before_backward(self._trainer)
+        hooks = [[_leave_gradient for _ in gradient_hooks(own)] for own in self._trainer.lightning_module.parameters()]
+        early = EarlyGradients(twin.parameters(), is_first, are_seen, hooks)
         logs = RecordedLogs(twin)
         steps, step = PipelinedSteps(self._pipeline, logs), partial(self._step_on, twin, glue)
         if parts is not None:
@@ -298,6 +304,10 @@ class LightningTrial:
 def _evaluated(step: Callable[..., Any], loader: int, context: Callable[[], Any], glue: Glue, part: Any) -> Any:
     with context(), glue():
         return step(*_arguments(step, part, loader))
+
+
+def _leave_gradient(gradient: torch.Tensor) -> None:
+    """Stands for the user's hooks on parameters."""
 
 
 def _say_nothing(*args: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autobalance.execution.splitting import parts_of
 from autobalance.strategy.options import Options
-from autobalance.strategy.splittable import against_overlap, in_words, reasons
+from autobalance.strategy.splittable import against_overlap, hooks_on_gradients, in_words, reasons
 from autobalance.strategy.trial import LightningTrial
 
 
@@ -53,7 +53,9 @@ def choice_for(trainer: Any, options: Options, batch: Any, devices: int, trial: 
     module = trainer.lightning_module
     has_window = trainer.state.fn == "fit" and trial.window > 1
     against = against_overlap(trainer, module, trial.optimizers)
+    in_windows = [said for said in [hooks_on_gradients(module)] if said is not None]
     if options.micro_batches == "accumulate":
+        against += in_windows
         if not has_window:
             against.append(
                 "micro_batches='accumulate' takes the batches that `accumulate_grad_batches` adds up, but it is 1"
@@ -66,5 +68,7 @@ def choice_for(trainer: Any, options: Options, batch: Any, devices: int, trial: 
         return Choice(Way.PARTS)
     if has_window and options.micro_batches == "auto":
         is_too_small = bool(found) or len(parts_of(module, batch, devices).batches) < devices
+        if is_too_small and in_windows:
+            return Choice(Way.WHOLE, in_words([*found, *in_windows]))
         return Choice(Way.WINDOW if is_too_small else Way.PARTS)
     return Choice(Way.WHOLE, in_words(found))

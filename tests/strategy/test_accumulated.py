@@ -1,0 +1,272 @@
+"""Batches whose gradients are added up flow together, and train, log and count as one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from tests.strategy.split_runs import (
+    Fitted,
+    by_schedule,
+    compare,
+    data,
+    fit_alone,
+    fit_split,
+    make,
+    strategy_of,
+)
+
+pytestmark = pytest.mark.usefixtures("simulated")
+
+
+def counting(lightning: ModuleType) -> Any:
+    """A callback that keeps what each hook around a batch is told, and the counters there."""
+
+    class Counting(lightning.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.rows: list[tuple[Any, ...]] = []
+            self.values: list[float] = []
+
+        def note(self, name: str, trainer: Any, batch_idx: int, *more: Any, values: Sequence[float] = ()) -> None:
+            loop = trainer.fit_loop.epoch_loop
+            self.values += [trainer.optimizers[0].param_groups[0]["lr"], *values]
+            progress = loop.batch_progress.current
+            counts = (progress.ready, progress.started, progress.processed, progress.completed)
+            steps = loop.automatic_optimization.optim_progress.optimizer_steps
+            self.rows.append((name, batch_idx, trainer.global_step, *counts, steps, *more))
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            self.note("start", trainer, batch_idx, batch[1].tolist())
+
+        def on_before_backward(self, trainer: Any, module: Any, loss: Tensor) -> None:
+            self.note("backward", trainer, -1, values=[float(loss.detach())])
+
+        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+            norms = [float(parameter.grad.norm()) for parameter in module.parameters()]
+            self.note("optimizer", trainer, -1, values=norms)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            labels, metrics = outputs["labels"].tolist(), trainer.callback_metrics
+            values = [float(outputs["loss"]), *map(float, metrics.values())]
+            self.note("end", trainer, batch_idx, batch[1].tolist(), labels, tuple(metrics), values=values)
+
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            if not trainer.sanity_checking:
+                self.note("validation", trainer, trainer.fit_loop.epoch_loop.batch_idx)
+
+    return Counting()
+
+
+def model(lightning: ModuleType, **attributes: Any) -> Any:
+    """A classifier with a schedule of its learning rate, that counts how often batches are transferred."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("train", loss, on_step=True, on_epoch=True)
+        self.log("number", float(batch_idx))
+        return {"loss": loss, "labels": batch[1]}
+
+    def on_before_batch_transfer(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        self.transferred = [*getattr(self, "transferred", []), ("before", tuple(batch[1].tolist()))]
+        return [batch[0] * 2, batch[1]]
+
+    def on_after_batch_transfer(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        self.transferred = [*self.transferred, ("after", tuple(batch[1].tolist()))]
+        return [batch[0] + 1, batch[1]]
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9), "interval": "step"}]
+
+    hooks = {each.__name__: each for each in (on_before_batch_transfer, on_after_batch_transfer)}
+    steps = {each.__name__: each for each in (training_step, configure_optimizers)}
+    return make(lightning, **{**hooks, **steps, **attributes})
+
+
+def fit_both(
+    lightning: ModuleType,
+    trainer: Callable[..., Any],
+    schedule: str,
+    loaders: Callable[[], list[Any]] = lambda: [data(14, 2), data(6, 2)],
+    callbacks: Callable[[], list[Any]] = list,
+    micro_batches: Any = "accumulate",
+    accumulated: int | None = 4,
+    reaches: float = 0.995,
+    expected: int = 4,
+    **options: Any,
+) -> tuple[Fitted, Fitted]:
+    """The same fit as windows and as one batch after the other, compared."""
+    options = {"max_epochs": 2, **({} if accumulated is None else {"accumulate_grad_batches": accumulated}), **options}
+    counts = [counting(lightning), counting(lightning)]
+    alone = fit_alone(
+        lightning, trainer, model(lightning), loaders(), callbacks=[*callbacks(), counts[0]], **options
+    )  # fmt: skip
+    made = strategy_of(lightning, schedule, micro_batches)
+    split = fit_split(
+        lightning,
+        trainer,
+        model(lightning),
+        loaders(),
+        made,
+        reaches,
+        expected,
+        callbacks=[*callbacks(), counts[1]],
+        **options,
+    )
+    assert made.plan.accumulated
+    compare(split, alone)
+    assert counts[1].rows == counts[0].rows
+    assert counts[1].values == pytest.approx(counts[0].values, rel=1e-3, abs=1e-6)
+    assert sorted(split.model.transferred) == sorted(alone.model.transferred)
+    return split, alone
+
+
+@by_schedule
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"limit_train_batches": 5, "gradient_clip_val": 0.1},
+        {"val_check_interval": 2},
+        {"max_steps": 3, "max_epochs": -1},
+    ],
+    ids=str,
+)
+def test_windows_train_log_and_count_as_batches_one_after_the_other(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, options: dict[str, Any]
+) -> None:
+    fit_both(lightning, trainer, schedule, **options)
+
+
+@by_schedule
+def test_batches_of_one_sample_flow_as_windows_of_themselves(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    fit_both(
+        lightning,
+        trainer,
+        schedule,
+        lambda: [data(20, 1), data(6, 2)],
+        micro_batches="accumulate",
+        accumulated=16,
+        expected=16,
+        max_epochs=2,
+    )
+
+
+@by_schedule
+def test_windows_grow_with_a_schedule_of_accumulation(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    growing = lightning.callbacks.GradientAccumulationScheduler
+    fit_both(
+        lightning,
+        trainer,
+        schedule,
+        callbacks=lambda: [growing({0: 1, 1: 2, 2: 4})],
+        accumulated=None,
+        max_epochs=3,
+    )
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from data(14).dataset
+
+
+@by_schedule
+def test_loaders_without_a_length(lightning: ModuleType, trainer: Callable[..., Any], schedule: str) -> None:
+    def loaders() -> list[Any]:
+        return [torch.utils.data.DataLoader(Stream(), batch_size=2), data(6, 2)]
+
+    fit_both(lightning, trainer, schedule, loaders)
+
+
+@by_schedule
+@pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
+def test_half_precision(lightning: ModuleType, trainer: Callable[..., Any], schedule: str, precision: str) -> None:
+    options: dict[str, Any] = {"accumulate_grad_batches": 4, "max_epochs": 2, "precision": precision}
+    loaders = [data(14, 2), data(6, 2)]
+    split = fit_split(
+        lightning, trainer, model(lightning), loaders, strategy_of(lightning, schedule, "accumulate"), **options
+    )
+    alone = fit_split(
+        lightning, trainer, model(lightning), loaders, strategy_of(lightning, "naive", 1), expected=1, **options
+    )
+    compare(split, alone, rtol=2e-2, atol=2e-2)
+    assert sorted(split.model.transferred) == sorted(alone.model.transferred)
+
+
+@by_schedule
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_goes_on_from_a_checkpoint_within_an_epoch(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, tmp_path: Any, steps: int
+) -> None:
+    def saving(name: str) -> list[Any]:
+        return [lightning.callbacks.ModelCheckpoint(tmp_path / name, every_n_train_steps=1, save_top_k=-1)]
+
+    def strategy() -> Any:
+        return strategy_of(lightning, schedule, "accumulate")
+
+    options: dict[str, Any] = {"max_epochs": 2, "accumulate_grad_batches": 4}
+    loaders = [data(22, 2), data(6, 2)]
+    kept: dict[str, Any] = {**options, "enable_checkpointing": True}
+    alone = fit_alone(lightning, trainer, model(lightning), loaders, **kept, callbacks=saving("plain"))
+    split = fit_split(
+        lightning, trainer, model(lightning), loaders, strategy(), **kept, callbacks=saving("split")
+    )  # fmt: skip
+    compare(split, alone)
+    (middle,) = [path.name for path in (tmp_path / "plain").glob(f"*step={steps}.ckpt")]
+    expected = fit_alone(lightning, trainer, model(lightning), loaders, tmp_path / "plain" / middle, **options)
+    plain_after = fit_alone(lightning, trainer, model(lightning), loaders, tmp_path / "split" / middle, **options)
+    split_after = fit_split(
+        lightning,
+        trainer,
+        model(lightning),
+        loaders,
+        strategy(),
+        reaches=0,
+        ckpt_path=tmp_path / "plain" / middle,
+        **options,
+    )
+    compare(plain_after, expected)
+    compare(split_after, expected)
+
+
+@by_schedule
+def test_a_fit_after_one_that_failed_in_a_window_trains_as_the_first(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    class Failing(lightning.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                raise RuntimeError("stop here")
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == fails_at:
+            raise RuntimeError("stop here")
+        return {"loss": self.loss(batch)}
+
+    options: dict[str, Any] = {"max_epochs": 1, "accumulate_grad_batches": 4}
+    loaders, fails_at = [data(14, 2), data(6, 2)], 2
+    for callbacks in ([], [Failing()]):
+        made = trainer(strategy=strategy_of(lightning, schedule, "accumulate"), callbacks=callbacks, **options)
+        failed = make(lightning, training_step=training_step)
+        with pytest.raises(RuntimeError, match="stop here"):
+            made.fit(failed, *loaders)
+        fails_at = -1
+        made.callbacks = []
+        made.fit(failed, *loaders)
+        assert (made.strategy.plan.micro_batches, made.global_step) == (4, 2)
+        losses, failed.losses = failed.losses, []
+        assert len(losses) == 9

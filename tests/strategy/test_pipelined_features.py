@@ -1,0 +1,342 @@
+"""What Lightning offers works in micro-batches as it does for whole batches in plain Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import get_ema_avg_fn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+from tests.strategy.split_runs import (
+    CLASSES,
+    WIDTH,
+    Fitted,
+    by_schedule,
+    compare,
+    data,
+    fit_alone,
+    fit_split,
+    make,
+    strategy_of,
+)
+
+pytestmark = pytest.mark.usefixtures("simulated")
+
+
+def fit_both(
+    lightning: ModuleType,
+    trainer: Callable[..., Any],
+    schedule: str,
+    model: Callable[[], Any] | None = None,
+    loaders: Callable[[], list[Any]] = lambda: [data(), data()],
+    callbacks: Callable[[], list[Any]] = list,
+    strategy: dict[str, Any] | None = None,
+    reaches: float = 0.995,
+    **options: Any,
+) -> tuple[Fitted, Fitted]:
+    """The same fit in micro-batches and alone, compared."""
+    model = model or (lambda: make(lightning))
+    options = {"max_epochs": 2, **options}
+    alone = fit_alone(lightning, trainer, model(), loaders(), callbacks=callbacks(), **options)
+    made = strategy_of(lightning, schedule, **(strategy or {}))
+    split = fit_split(lightning, trainer, model(), loaders(), made, reaches, callbacks=callbacks(), **options)
+    compare(split, alone)
+    return split, alone
+
+
+@by_schedule
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_clip_val": 0.1},
+        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+        {"accumulate_grad_batches": 3, "limit_train_batches": 5},
+        {"max_steps": 8, "max_epochs": -1},
+    ],
+    ids=str,
+)
+def test_training_options(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, options: dict[str, Any]
+) -> None:
+    fit_both(lightning, trainer, schedule, loaders=lambda: [data(40), data()], **options)
+
+
+@by_schedule
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+def test_mixed_precision(lightning: ModuleType, trainer: Callable[..., Any], schedule: str, precision: str) -> None:
+    options: dict[str, Any] = {"max_epochs": 2, "precision": precision, "gradient_clip_val": 0.5}
+    loaders = [data(), data()]
+    split = fit_split(lightning, trainer, make(lightning), loaders, strategy_of(lightning, schedule), **options)
+    whole = strategy_of(lightning, "naive", 1)
+    alone = fit_split(lightning, trainer, make(lightning), loaders, whole, expected=1, **options)
+    compare(split, alone, rtol=2e-2, atol=2e-2)
+    scaler = getattr(split.trainer.precision_plugin, "scaler", None)
+    if precision == "16-mixed":
+        assert scaler.state_dict() == alone.trainer.precision_plugin.scaler.state_dict()
+
+
+def gradients(module: Any) -> dict[str, Tensor]:
+    return {name: p.grad.detach().cpu().clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def watching(base: Any) -> type:
+    """A class that keeps the gradients that each hook sees, and has its own way to zero, step and go backward."""
+
+    class Watching(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[str, dict[str, Tensor]]] = []
+
+        def see(self, name: str) -> None:
+            self.seen.append((name, gradients(self)))
+
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.see("on_before_zero_grad")
+
+        def on_before_backward(self, loss: Tensor) -> None:
+            self.see("on_before_backward")
+
+        def on_after_backward(self) -> None:
+            self.see("on_after_backward")
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.see("on_before_optimizer_step")
+
+        def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+            self.see("optimizer_zero_grad")
+            optimizer.zero_grad(set_to_none=False)
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+            super().optimizer_step(epoch, batch_idx, optimizer, closure)
+            self.see("optimizer_step")
+
+        def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            (loss * 2).backward()
+
+    return Watching
+
+
+@by_schedule
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_hooks_see_the_gradients_of_whole_batches(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, accumulated: int
+) -> None:
+    def watched() -> Any:
+        return watching(type(make(lightning)))()
+
+    split, alone = fit_both(
+        lightning, trainer, schedule, watched, lambda: [data(40), data()], accumulate_grad_batches=accumulated
+    )
+    assert [name for name, _ in split.model.seen] == [name for name, _ in alone.model.seen]
+    for (name, found), (_, expected) in zip(split.model.seen, alone.model.seen, strict=True):
+        assert set(found) == set(expected), name
+        for parameter, gradient in expected.items():
+            torch.testing.assert_close(found[parameter], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@by_schedule
+def test_parameters_in_no_optimizer_add_up_their_gradients(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def some(self: Any) -> Any:
+        return torch.optim.SGD(self.layers[1:].parameters(), lr=0.1)
+
+    split, alone = fit_both(lightning, trainer, schedule, lambda: make(lightning, configure_optimizers=some))
+    found, expected = gradients(split.model), gradients(alone.model)
+    assert set(found) == set(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@by_schedule
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_hooks_on_parameters_see_the_gradient_of_a_whole_batch(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, accumulated: int
+) -> None:
+    def hooked() -> Any:
+        model = make(lightning)
+        for parameter in model.layers[1].parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-1e-2, 1e-2))
+        return model
+
+    fit_both(lightning, trainer, schedule, hooked, accumulate_grad_batches=accumulated)
+
+
+@by_schedule
+def test_a_loss_that_is_a_sum(lightning: ModuleType, trainer: Callable[..., Any], schedule: str) -> None:
+    def loss(self: Any, batch: Any) -> Tensor:
+        return functional.cross_entropy(self(batch[0]), batch[1], reduction="sum") / 8
+
+    fit_both(lightning, trainer, schedule, lambda: make(lightning, loss=loss))
+
+
+@by_schedule
+def test_a_loss_that_ignores_targets_is_weighted_by_what_it_counts(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def loss_weight(self: Any, batch: Any) -> Tensor:
+        return (batch["y"] != -100).sum()
+
+    def loss(self: Any, batch: Any) -> Tensor:
+        return functional.cross_entropy(self(batch["x"]), batch["y"], ignore_index=-100)
+
+    def loaders() -> list[Any]:
+        generator = torch.Generator().manual_seed(4)
+        rows: Any = [
+            {"x": torch.randn(WIDTH, generator=generator), "y": -100 if index % 4 < 2 else index % CLASSES}
+            for index in range(22)
+        ]
+        return [DataLoader(rows, batch_size=8)] * 2
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    attributes = {"loss": loss, "loss_weight": loss_weight, "training_step": training_step}
+    fit_both(lightning, trainer, schedule, lambda: make(lightning, **attributes), loaders)
+
+
+@by_schedule
+@pytest.mark.parametrize("samples", [17, 27], ids=["a last batch of one", "a last batch of three"])
+def test_batches_that_do_not_divide(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, samples: int
+) -> None:
+    fit_both(lightning, trainer, schedule, loaders=lambda: [data(samples), data(samples, 5)])
+
+
+@by_schedule
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in validation
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_checkpointing_by_the_user(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, reentrant: bool, blocks: int
+) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        x = checkpoint(self.layers[1 : 1 + blocks], x, use_reentrant=reentrant)
+        made: Tensor = self.layers[1 + blocks :](x)
+        return made
+
+    fit_both(lightning, trainer, schedule, lambda: make(lightning, forward=forward))
+
+
+def normalised(self: Any) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        nn.BatchNorm1d(WIDTH),
+        nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, WIDTH)),
+        nn.Linear(WIDTH, CLASSES),
+    )
+
+
+@by_schedule
+def test_deferred_batch_norm_keeps_statistics_of_the_full_batch(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def frozen(self: Any) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def model() -> Any:
+        return make(lightning, build=normalised, configure_optimizers=frozen)
+
+    loaders = [data(20), data(20)]
+    alone = fit_alone(lightning, trainer, model(), loaders, max_epochs=2)
+    strategy = strategy_of(lightning, schedule, batch_norm="deferred")
+    split = fit_split(lightning, trainer, model(), loaders, strategy, max_epochs=2)
+    for name, value in alone.model.layers[1].state_dict().items():
+        torch.testing.assert_close(
+            split.model.layers[1].state_dict()[name].cpu(), value, rtol=1e-5, atol=1e-6, msg=name
+        )
+    for name in ("val",):
+        assert float(split.trainer.callback_metrics[name]) == pytest.approx(
+            float(alone.trainer.callback_metrics[name]), rel=1e-4
+        )
+
+
+@by_schedule
+def test_averages_of_weights(lightning: ModuleType, trainer: Callable[..., Any], schedule: str) -> None:
+    callbacks = lightning.callbacks
+
+    def moving() -> list[Any]:
+        return [callbacks.WeightAveraging(avg_fn=get_ema_avg_fn(0.9))]
+
+    def stochastic() -> list[Any]:
+        return [callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1)]
+
+    fit_both(lightning, trainer, schedule, callbacks=moving, reaches=0)
+    fit_both(lightning, trainer, schedule, callbacks=stochastic, reaches=0, max_epochs=4)
+
+
+@by_schedule
+def test_runs_that_stop_early(lightning: ModuleType, trainer: Callable[..., Any], schedule: str) -> None:
+    class Stop(lightning.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            trainer.should_stop = trainer.current_epoch == 1 and batch_idx == 1
+
+    split, _ = fit_both(lightning, trainer, schedule, callbacks=lambda: [Stop()], max_epochs=4)
+    assert split.trainer.global_step == 5
+    patient = lightning.callbacks.EarlyStopping
+    split, _ = fit_both(
+        lightning, trainer, schedule, callbacks=lambda: [patient("val", patience=1, min_delta=9.0)], max_epochs=9
+    )
+    assert split.trainer.current_epoch == 2
+
+
+@by_schedule
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+def test_checkpoints_go_from_split_to_plain_and_back(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, tmp_path: Any
+) -> None:
+    def saving(name: str) -> list[Any]:
+        return [lightning.callbacks.ModelCheckpoint(tmp_path / name, every_n_train_steps=3, save_top_k=-1)]
+
+    options: dict[str, Any] = {"max_epochs": 2, "enable_checkpointing": True}
+    loaders = [data(40), data()]
+    alone = fit_alone(lightning, trainer, make(lightning), loaders, **options, callbacks=saving("plain"))
+    strategy = strategy_of(lightning, schedule)
+    split = fit_split(lightning, trainer, make(lightning), loaders, strategy, **options, callbacks=saving("split"))
+    compare(split, alone)
+    (middle,) = [path.name for path in (tmp_path / "plain").glob("*step=3.ckpt")]
+    after = [
+        fit_alone(lightning, trainer, make(lightning), loaders, tmp_path / "split" / middle, max_epochs=2),
+        fit_split(
+            lightning,
+            trainer,
+            make(lightning),
+            loaders,
+            strategy_of(lightning, schedule),
+            reaches=0,
+            ckpt_path=tmp_path / "plain" / middle,
+            max_epochs=2,
+        ),
+    ]
+    for each in after:
+        assert each.losses == pytest.approx(alone.losses[3:], rel=1e-4)
+        each.losses = alone.losses
+        compare(each, alone)
+
+
+@by_schedule
+def test_validate_test_and_predict_split_batches(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    split, plain = make(lightning), make(lightning)
+    made, one = (
+        trainer(strategy=strategy_of(lightning, schedule)),
+        trainer(accelerator="cpu", devices=1, strategy="auto"),
+    )
+    for run in ("validate", "test"):
+        (found,) = getattr(made, run)(split, data(27), verbose=False)
+        (expected,) = getattr(one, run)(plain, data(27), verbose=False)
+        assert made.strategy.plan.micro_batches == 4
+        assert found == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(
+        [each.cpu() for each in made.predict(split, data(27))], one.predict(plain, data(27)), rtol=1e-4, atol=1e-5
+    )
