@@ -65,6 +65,13 @@ def fresh_copy(metric: Any) -> Any:
     return twin
 
 
+def take_apart(twin: Any) -> None:
+    """Let a copy of a metric go at once: methods that it wraps and keeps refer to it in a circle."""
+    for part in twin.modules():
+        for name in ("update", "compute"):
+            vars(part).pop(name, None)
+
+
 _BY_CLASS = ("forward", "reset")
 """Methods that a metric has only from its class, unless it is watched; it leaves its own others out of copies."""
 

@@ -19,7 +19,7 @@ from autobalance.compat import metrics as private
 from autobalance.execution.merge_rules import guess
 from autobalance.execution.merging import adding_up, merge
 from autobalance.execution.micro_batch import current_micro_batch
-from autobalance.strategy.metrics import is_metric
+from autobalance.strategy.metrics import counts_samples, is_metric
 
 _WATCHED = ("forward", "update", "compute", "reset")
 
@@ -119,6 +119,9 @@ class MetricParts:
 
     def forget(self) -> None:
         """Drop what was noted."""
+        for seen in self._local.values():
+            if isinstance(seen, nn.Module):
+                private.take_apart(seen)
         for noted in (self._calls, self._counts, self._local, self._originals, self._origins):
             noted.clear()
 
@@ -242,12 +245,7 @@ def _merge_states(metric: Any, pieces: Sequence[private.MetricState], is_called:
 
 def _is_merged(metric: Any, args: Any, kwargs: Any) -> bool:
     """Whether states are merged: those of metrics that count samples. A mean of means is none over all samples."""
-    given = [*args, *kwargs.values()]
-    tensors = [value for value in given if isinstance(value, Tensor)]
-    counts_samples = not given or (bool(tensors) and all(tensor.dim() for tensor in tensors))
-    return (
-        counts_samples and not any(isinstance(value, float) for value in given) and private.states_can_be_merged(metric)
-    )
+    return counts_samples([*args, *kwargs.values()]) and private.states_can_be_merged(metric)
 
 
 def _units(holders: Sequence[nn.Module]) -> tuple[list[Any], list[Any]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from autobalance.compat import metrics as private
+from autobalance.execution.micro_batch import current_micro_batch
 
 
 def is_metric(module: nn.Module) -> bool:
@@ -14,6 +18,17 @@ def is_metric(module: nn.Module) -> bool:
         base.__module__.partition(".")[0] == "torchmetrics" and base.__name__ in ("Metric", "MetricCollection")
         for base in type(module).__mro__
     )
+
+
+def counts_samples(given: Sequence[Any]) -> bool:
+    """Whether what a metric is given has samples, as scalars have not.
+
+    Args:
+        given: its arguments.
+    """
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    has_samples = not given or (bool(tensors) and all(tensor.dim() for tensor in tensors))
+    return has_samples and not any(isinstance(value, float) for value in given)
 
 
 def stand_in_for_metric(metric: Any) -> nn.Module:
@@ -43,10 +58,17 @@ class PlaceholderMetric(nn.Module):
         for index, state in enumerate(value for value in states.values() if isinstance(value, Tensor)):
             self.register_buffer(f"state_{index}", torch.zeros_like(state, device="cpu"), persistent=False)
         self.register_buffer("zero", torch.zeros(()), persistent=False)
+        self._lists = any(isinstance(state, list) for state in states.values())
+        self._is_merged = hasattr(metric, "_defaults") and private.states_can_be_merged(metric)
+        self._kept: list[Tensor] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """A zero."""
-        return self.compute()
+        self.update(*args, **kwargs)
+        value = self.compute()
+        if current_micro_batch() is not None:
+            self._kept.append(value)
+        return value
 
     def compute(self) -> Tensor:
         """A zero on the device of the metric."""
@@ -54,10 +76,22 @@ class PlaceholderMetric(nn.Module):
         return zero.clone()
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to add to."""
+        """In a micro-batch keep what the run keeps of it: a state, or else a copy of the metric and the arguments."""
+        if current_micro_batch() is None:
+            return
+        given = [*args, *kwargs.values()]
+        is_copied = not (self._is_merged and counts_samples(given))
+        states = [buffer for name, buffer in self.named_buffers() if name.startswith("state_")]
+        self._kept += [torch.empty_like(state) for state in states * (1 + is_copied)]
+        if is_copied or self._lists:
+            self._kept += [value.detach() for value in given if isinstance(value, Tensor)]
 
     def reset(self) -> None:
         """Nothing to forget."""
+
+    def end_step(self) -> None:
+        """All micro-batches of a step have run."""
+        self._kept.clear()
 
 
 class PlaceholderCollection(nn.ModuleDict):
@@ -67,6 +101,7 @@ class PlaceholderCollection(nn.ModuleDict):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """A zero for each metric."""
+        self.update(*args, **kwargs)
         return self.compute()
 
     def compute(self) -> dict[str, Tensor]:
@@ -74,7 +109,9 @@ class PlaceholderCollection(nn.ModuleDict):
         return {name: metric() for name, metric in self.items()}
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to add to."""
+        """As each metric."""
+        for metric in self.values():
+            metric.update(*args, **kwargs)
 
     def reset(self) -> None:
         """Nothing to forget."""

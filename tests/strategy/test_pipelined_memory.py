@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 from models import CASES, adamw, loader, sgd
 from torch import Tensor
+from torchmetrics import MeanMetric
 
 import autobalance
+from autobalance.strategy.metric_parts import MetricParts
 from autobalance.strategy.registration import strategy_class
 
 pytestmark = pytest.mark.usefixtures("simulated")
@@ -129,3 +132,35 @@ def test_devices_need_not_have_a_byte_more_than_the_plan_says(
         return
     assert run.reached == run.planned
     assert all(run.reached[index] <= budget for index, budget in less.items())
+
+
+def test_what_metrics_keep_of_each_micro_batch_is_planned_for(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    def step(module: Any, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = module.loss(batch)
+        module.average(loss.detach())
+        module.log("average", module.average)
+        return loss
+
+    def prepare(model: Any) -> None:
+        model.average = MeanMetric()
+
+    run = Run(lightning, trainer, step=step, prepare=prepare, schedule="1f1b", micro_batches=4)
+    assert run.micro_batches == 4
+    assert run.reached == run.planned
+
+
+def test_copies_of_metrics_go_with_their_micro_batches() -> None:
+    module = torch.nn.ModuleDict({"average": MeanMetric()})
+    parts = MetricParts(module)
+    gc.disable()
+    try:
+        with parts.recording():
+            module["average"](torch.tensor(1.0))
+        (copied,) = map(weakref.ref, parts._local.values())
+        parts.finish([0], [1], [1.0])
+        parts.forget()
+        assert copied() is None
+    finally:
+        gc.enable()
