@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
@@ -13,7 +12,7 @@ from autobalance.compat import result_collection
 
 
 class LoggedValues:
-    """Stands for `log` and `log_dict`, and for the part of the Trainer that collects their values.
+    """Stands for `log`, and for the part of the Trainer that collects their values.
 
     Example:
         >>> logged = LoggedValues("lightning.pytorch", device)     # doctest: +SKIP
@@ -71,11 +70,6 @@ class LoggedValues:
             enable_graph=enable_graph,
             batch_size=1,  # only weighs the values
         )
-
-    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        """As `LightningModule.log_dict`."""
-        for name, value in dictionary.items():
-            self.log(name, value, *args, **options)
 
     def end_batch(self) -> None:
         """Keep the latest values, as callbacks and loggers see them."""

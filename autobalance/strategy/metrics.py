@@ -37,13 +37,11 @@ def stand_in_for_metric(metric: Any) -> nn.Module:
     Args:
         metric: a torchmetrics metric or collection.
     """
-    if hasattr(metric, "items") and hasattr(metric, "keys"):
-        return PlaceholderCollection({name: PlaceholderMetric(part) for name, part in metric.items()})
-    return PlaceholderMetric(metric)
+    return PlaceholderCollection(metric) if hasattr(metric, "items") else PlaceholderMetric(metric)
 
 
 class PlaceholderMetric(nn.Module):
-    """Holds tensors as large as the metric's state; every value it gives is a zero.
+    """Holds tensors as large as the metric's state and the defaults that it goes back to; every value is a zero.
 
     Args:
         metric: the metric it stands for.
@@ -56,7 +54,8 @@ class PlaceholderMetric(nn.Module):
         self._kind = type(metric).__name__
         states = getattr(metric, "metric_state", {})
         for index, state in enumerate(value for value in states.values() if isinstance(value, Tensor)):
-            self.register_buffer(f"state_{index}", torch.zeros_like(state, device="cpu"), persistent=False)
+            for what in ("state", "default"):
+                self.register_buffer(f"{what}_{index}", torch.zeros_like(state, device="cpu"), persistent=False)
         self.register_buffer("zero", torch.zeros(()), persistent=False)
         self._lists = any(isinstance(state, list) for state in states.values())
         self._is_merged = hasattr(metric, "_defaults") and private.states_can_be_merged(metric)
@@ -95,23 +94,46 @@ class PlaceholderMetric(nn.Module):
 
 
 class PlaceholderCollection(nn.ModuleDict):
-    """A collection of placeholders; every value it gives is a dictionary of zeros."""
+    """A collection of placeholders; every value it gives is a dictionary of zeros.
+
+    Args:
+        collection: the collection it stands for.
+    """
 
     placeholder_device = True
 
+    def __init__(self, collection: Any) -> None:
+        super().__init__()
+        for name, metric in collection.items(keep_base=True):  # with its prefix it may be no name of a module
+            self[name] = PlaceholderMetric(metric)
+        self._shown = list(collection.keys())
+
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """A zero for each metric."""
-        self.update(*args, **kwargs)
-        return self.compute()
+        return self._named([metric(*args, **kwargs) for metric in self.values()])
 
     def compute(self) -> dict[str, Tensor]:
         """A zero for each metric."""
-        return {name: metric() for name, metric in self.items()}
+        return self._named([metric.compute() for metric in self.values()])
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """As each metric."""
+        """As each metric is updated."""
         for metric in self.values():
             metric.update(*args, **kwargs)
 
     def reset(self) -> None:
         """Nothing to forget."""
+
+    def _named(self, values: list[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self._shown, values, strict=True))
+
+
+def end_step_of_metrics(twin: nn.Module) -> None:
+    """Have the placeholders of a trial's copy let go of what they keep for micro-batches.
+
+    Args:
+        twin: the copy.
+    """
+    for module in twin.modules():
+        if isinstance(module, PlaceholderMetric):
+            module.end_step()

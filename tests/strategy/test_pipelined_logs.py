@@ -122,3 +122,27 @@ def test_predictions_come_in_order(lightning: ModuleType, trainer: Callable[...,
     assert spread.strategy.plan.micro_batches == 4
     assert [batch["names"] for batch in found] == [batch["names"] for batch in expected]
     assert [batch["label"].tolist() for batch in found] == [batch["label"].tolist() for batch in expected]
+
+
+def test_what_micro_batches_log_in_a_dictionary_is_in_the_forecast(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    class LogsMany(type(make(lightning))):  # type: ignore[misc]
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            loss: Tensor = nn.functional.cross_entropy(self(batch["x"]), batch["y"])
+            self.log_dict({f"loss {number}": loss for number in range(40)})
+            return loss
+
+        validation_step = lightning.LightningModule.validation_step
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+            if self.global_step == 1:  # after the test on a few samples, which here are more than a micro-batch
+                for device in range(4):
+                    torch.simulated.reset_peak_memory_stats(device)
+
+    before = [torch.simulated.memory_allocated(index) for index in range(4)]
+    strategy = strategy_of(lightning, "gpipe")
+    trainer(strategy=strategy, max_epochs=2).fit(LogsMany(), loader(8))
+    peaks = [torch.simulated.max_memory_allocated(index) - before[index] for index in range(4)]
+    assert strategy.plan.micro_batches == 4
+    assert peaks == pytest.approx(strategy.plan.peaks, rel=0.05)  # what metrics hold is not forecast to the byte
