@@ -16,7 +16,8 @@ class Carried:
 
     Covers grad and inference mode, autocast, torch function and dispatch modes (`torch.device` as a context is one of
     them), default saved-tensor hooks, autograd's own threading, the current device and streams, and context variables.
-    Default dtype, deterministic flags and anomaly detection are the process's, and need no carrying.
+    Default dtype, deterministic flags and anomaly detection are the process's, and need no carrying; what a call sets
+    of them, `ProcessState` keeps from the others.
 
     Example:
         >>> carried = carried_state()

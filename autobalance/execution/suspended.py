@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from autobalance.execution.carried import Carried, carried_state
+from autobalance.execution.process_state import ProcessState
 
 
 class Cancelled(BaseException):
@@ -42,6 +43,7 @@ class Suspended:
         self._call: Callable[[], object] | None = call
         self._carried: Carried | None = carried_state()
         self._error: BaseException | None = None
+        self._outside: ProcessState | None = None
         self._is_cancelled = False
         self._goes_on, self._comes_back = _closed_gate(), _closed_gate()
         self._is_running = False
@@ -88,8 +90,13 @@ class Suspended:
         Raises:
             Cancelled: the call is to be wound down.
         """
+        assert self._outside is not None
+        inside = ProcessState()
+        self._outside.put_back()
         self._comes_back.release()
         self._goes_on.acquire()
+        self._outside = ProcessState()
+        inside.put_back()
         if self._is_cancelled:
             raise Cancelled
 
@@ -104,6 +111,7 @@ class Suspended:
         assert self._carried is not None
         assert self._call is not None
         _here.call = self
+        self._outside = ProcessState()
         carried, call = self._carried, self._call
         self._carried = self._call = None  # what they hold is freed when the call ends, not when this object is
         try:
@@ -113,6 +121,7 @@ class Suspended:
         finally:
             del carried, call
             _here.call = None
+            self._outside.put_back()
             self.has_ended = True
             self._comes_back.release()
 

@@ -5,7 +5,7 @@ import contextvars
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -184,6 +184,39 @@ def test_calls_do_not_mix_up_their_grad_modes() -> None:
         suspended.resume()
     assert found == [False, True]
     assert torch.is_grad_enabled()
+
+
+def test_calls_do_not_mix_up_settings_of_the_process() -> None:
+    seen: list[tuple[torch.dtype, bool]] = []
+
+    def look() -> None:
+        seen.append((torch.get_default_dtype(), torch.backends.cuda.math_sdp_enabled()))
+
+    @contextlib.contextmanager
+    def half() -> Iterator[None]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+    def call() -> None:
+        look()
+        with half(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            look()
+            hand_back()
+            look()
+        look()
+
+    one, two, cancelled = (Suspended(call) for _ in range(3))
+    for suspended in (one, two, cancelled, one, two):
+        suspended.resume()
+        look()
+    cancelled.cancel()
+    look()
+    plain, inside = (torch.float32, True), (torch.bfloat16, False)
+    assert seen == [*[plain, inside, plain] * 3, *[inside, plain, plain] * 2, plain]
 
 
 def test_a_graph_made_in_one_call_has_its_backward_in_another_thread() -> None:
