@@ -21,7 +21,7 @@ from autobalance.execution.few_samples import FewSamples
 from autobalance.execution.gradient_sketch import Sketch, sketching
 from autobalance.execution.merge_rules import Mismatch, learn
 from autobalance.execution.merging import Rules
-from autobalance.execution.module_state import ModuleState, Reading, first_difference
+from autobalance.execution.module_state import Copied, ModuleState, Reading, first_difference
 from autobalance.execution.writes_kept import WritesKept
 from autobalance.profiling.sandbox import random_state_kept
 
@@ -101,11 +101,16 @@ def equivalent(
         The verdict. An error that the step raises is a reason as well; that memory does not suffice for a few samples
         at once says nothing, and is noted.
     """
+    close = Closeness.of(precision, module)
     try:
         with random_state_kept(), _gradients_set_aside(module), _batch_norms_at_rest(module):
             runs = _Runs(step, few, module, backward, skip)
             whole = runs.run([few.whole])
             parts = runs.run(few.parts)
+            changed = _changed(whole, parts, close)
+            if changed is None and runs.unmoved:
+                with _moved(runs.unmoved):
+                    changed = _changed(runs.run([few.whole]), runs.run(few.parts), close)
     except torch.OutOfMemoryError:
         return Verdict(
             True,
@@ -114,7 +119,13 @@ def equivalent(
         )
     except Exception as error:
         return Verdict(False, f"a test of the step on {few} raised {type(error).__name__}: {error}")
-    return _judge(whole, parts, few, Closeness.of(precision, module))
+    if changed is not None:
+        return Verdict(
+            False,
+            f"the step changes `{changed}` of the module, which then is not the same for {few}. What is collected over "
+            f"batches belongs into a callback or a metric, or is returned",
+        )
+    return _judge(whole, parts, few, close)
 
 
 class _Runs:
@@ -133,15 +144,27 @@ class _Runs:
         self._backward = backward
         self._state = ModuleState(module, skip, beside=(few.whole, *few.parts))
         self._kept = WritesKept(self._state.tensors)
+        self._unmoved: dict[int, Tensor] = {}
+
+    @property
+    def unmoved(self) -> list[Tensor]:
+        """What the step writes to without a change: a teacher that is a copy as yet stays where it is, however often
+        it follows."""
+        return list(self._unmoved.values())
 
     def run(self, batches: Sequence[Any]) -> _Run:
         try:
             results = [self._run_one(batch) for batch in batches]
-            reading = self._state.reading(self._kept.has_changed)
+            reading = self._state.reading(self._kept.has_changed, self._kept.before)
+            self._unmoved.update((id(tensor), tensor) for tensor in self._kept.changed if self._is_unmoved(tensor))
         finally:
             self._state.put_back()
             self._kept.put_back()
         return _Run([outcome for outcome, _ in results], [gradients for _, gradients in results], reading)
+
+    def _is_unmoved(self, tensor: Tensor) -> bool:
+        before = self._kept.before(tensor)
+        return before is not None and tensor.is_floating_point() and not Copied(tensor.cpu(), before.cpu()).has_moved
 
     def _run_one(self, batch: Any) -> tuple[Outcome, dict[str, Sketch]]:
         with self._kept, sketching(self._module) as gradients, constant_random():
@@ -169,14 +192,27 @@ class _Run:
         return Results(losses, self.gradients)
 
 
+def _changed(whole: _Run, parts: _Run, close: Closeness) -> str | None:
+    """What of the module is not the same after the whole and after its parts."""
+    return first_difference(whole.reading, parts.reading, close.gradient)
+
+
+@contextmanager
+def _moved(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Give tensors other numbers for a while, none of which changes its sign."""
+    kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.mul_(1.25).add_(0.01 * tensor.sign() + 0.01 * (tensor == 0))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, numbers in zip(reversed(tensors), reversed(kept), strict=True):
+                tensor.copy_(numbers)
+
+
 def _judge(whole: _Run, parts: _Run, few: FewSamples, close: Closeness) -> Verdict:
-    changed = first_difference(whole.reading, parts.reading, close.gradient)
-    if changed is not None:
-        return Verdict(
-            False,
-            f"the step changes `{changed}` of the module, which then is not the same for {few}. What is collected over "
-            f"batches belongs into a callback or a metric, or is returned",
-        )
     rule = "mean"
     if whole.has_loss or parts.has_loss:
         comparison = Comparison(whole.results(), parts.results(), few, close)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 Changed = Callable[[Tensor], bool]
+Before = Callable[[Tensor], Tensor | None]
 
 _CONTAINERS = (list, dict, set, deque)
 _MOST_OBJECTS = 20_000
@@ -34,9 +35,16 @@ class Unread(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """The numbers of a tensor that has changed, on the host."""
+    """The numbers of a tensor that has changed, and those it had before if they are known, on the host."""
 
     tensor: Tensor
+    before: Tensor | None = None
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the numbers are others than before, by more than rounding."""
+        moved = _movement(self)
+        return moved is None or bool((moved.abs() > _rounding(self.tensor)).any())
 
 
 Reading = Mapping[tuple[str, str], Any]
@@ -80,13 +88,14 @@ class ModuleState:
         for restore in self._restores:
             restore()
 
-    def reading(self, changed: Changed) -> Reading:
+    def reading(self, changed: Changed, before: Before = lambda tensor: None) -> Reading:
         """What can be told of the values now.
 
         Args:
             changed: whether a tensor is not what it was when this was made; of those that are, the numbers are copied.
+            before: the numbers that a tensor had, where they are known.
         """
-        reader = _Reader(changed)
+        reader = _Reader(changed, before)
         for name, module in self._root.named_modules():
             if module is self._root or not self._skip(module):
                 for attribute, value in _state_of(module):
@@ -142,7 +151,7 @@ def first_difference(one: Reading, other: Reading, tolerance: float) -> str | No
 
 def _agree(one: Any, other: Any, tolerance: float) -> bool:
     if isinstance(one, Copied) and isinstance(other, Copied):
-        return _are_close(one.tensor, other.tensor, tolerance)
+        return _are_close(one.tensor, other.tensor, tolerance) and _have_moved_alike(one, other, tolerance)
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=tolerance) or (one != one and other != other)
     return type(one) is type(other) and bool(one == other)
@@ -157,12 +166,35 @@ def _are_close(one: Tensor, other: Tensor, tolerance: float) -> bool:
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
+def _have_moved_alike(one: Copied, other: Copied, tolerance: float) -> bool:
+    """Whether changes agree, which may be small beside the numbers: a teacher follows by a thousandth of the way."""
+    first, second = _movement(one), _movement(other)
+    if first is None or second is None:
+        return True
+    allowed = tolerance * float(torch.maximum(first.abs(), second.abs()).max()) + _rounding(one.tensor)
+    return bool(((first - second).abs() <= allowed).all())
+
+
+def _movement(copied: Copied) -> Tensor | None:
+    """How far numbers are from where they were; None where that cannot be said."""
+    now, before = copied.tensor, copied.before
+    if before is None or before.shape != now.shape or not now.is_floating_point() or not now.numel():
+        return None
+    moved = now.double() - before.double()
+    return moved if bool(moved.isfinite().all()) else None
+
+
+def _rounding(tensor: Tensor) -> float:
+    return 8 * torch.finfo(tensor.dtype).eps * float(tensor.abs().max())
+
+
 class _Reader:
     """Reads values into one mapping; what is met again is read once."""
 
-    def __init__(self, changed: Changed) -> None:
+    def __init__(self, changed: Changed, before: Before) -> None:
         self.found: dict[tuple[str, str], Any] = {}
         self._changed = changed
+        self._before = before
         self._seen: set[int] = set()
 
     def read(self, value: Any, name: str, where: str) -> None:
@@ -185,7 +217,8 @@ class _Reader:
     def _numbers(self, tensor: Tensor) -> Any:
         if not self._changed(tensor):
             return Unread("Tensor", id(tensor))
-        return Copied(tensor.detach().to("cpu", copy=True))
+        before = self._before(tensor)
+        return Copied(tensor.detach().to("cpu", copy=True), None if before is None else before.to("cpu", copy=True))
 
     def _inside(self, value: Any, name: str, where: str) -> None:
         if id(value) in self._seen or len(self._seen) > _MOST_OBJECTS:

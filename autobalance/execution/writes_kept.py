@@ -62,6 +62,18 @@ class WritesKept(TorchDispatchMode):
             return True
         return position in self._copies or _storage_of(tensor) != _storage_of(self._aliases[position])
 
+    def before(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of a tensor that has changed, as they were; None for one that has not, or is not known."""
+        position = self._positions.get(id(tensor))
+        if position is None or not self.has_changed(tensor):
+            return None
+        return self._copies.get(position, self._aliases[position])
+
+    @property
+    def changed(self) -> list[Tensor]:
+        """Those of the tensors that were written to, or had other data assigned."""
+        return [tensor for tensor in self._tensors if self.has_changed(tensor)]
+
     def put_back(self) -> None:
         """Undo all writes; the mode may be entered again."""
         with torch.no_grad():

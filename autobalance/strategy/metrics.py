@@ -106,23 +106,27 @@ class PlaceholderCollection(nn.ModuleDict):
         super().__init__()
         for name, metric in collection.items(keep_base=True):  # with its prefix it may be no name of a module
             self[name] = PlaceholderMetric(metric)
-        self._shown = list(collection.keys())
+        self._shown: list[str] = list(collection.keys())
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """A zero for each metric."""
-        return self._named([metric(*args, **kwargs) for metric in self.values()])
+        return self._named([metric(*args, **kwargs) for metric in self._metrics])
 
     def compute(self) -> dict[str, Tensor]:
         """A zero for each metric."""
-        return self._named([metric.compute() for metric in self.values()])
+        return self._named([metric.compute() for metric in self._metrics])
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         """As each metric is updated."""
-        for metric in self.values():
+        for metric in self._metrics:
             metric.update(*args, **kwargs)
 
     def reset(self) -> None:
         """Nothing to forget."""
+
+    @property
+    def _metrics(self) -> list[Any]:
+        return list(self.values())
 
     def _named(self, values: list[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._shown, values, strict=True))

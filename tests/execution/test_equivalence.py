@@ -264,6 +264,47 @@ def test_a_step_that_changes_its_own_state_is_refused_by_the_name_of_it(name: st
     assert snapshot(inner) == before
 
 
+def follows(module: Any) -> None:
+    with torch.no_grad():
+        torch._foreach_lerp_(list(module.teacher.parameters()), list(module.first.parameters()), 0.001)
+
+
+def follows_anew(module: Any) -> None:
+    for own, other in zip(module.teacher.parameters(), module.first.parameters(), strict=True):
+        own.data = own.data * 0.999 + other.data * 0.001
+
+
+@pytest.mark.parametrize("follow", [follows, follows_anew])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("is_copy", [True, False], ids=["a copy as yet", "on its way"])
+def test_a_teacher_that_follows_in_the_step_is_refused(
+    follow: Callable[[Any], None], precision: str, is_copy: bool
+) -> None:
+    module: Any = Net()
+    module.teacher = nn.Linear(4, 6).requires_grad_(False)
+    if is_copy:
+        module.teacher.load_state_dict(module.first.state_dict())
+
+    def loss(module: Any, batch: Batch) -> Tensor:
+        follow(module)
+        return mean(module, batch) + (module.first(batch["x"]) - module.teacher(batch["x"])).square().mean()
+
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    verdict = verdict_on(loss, module, precision=precision)
+    assert "the step changes `teacher.weight` of the module" in verdict.reason
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_buffer_that_the_step_fills_with_what_it_holds_is_no_reason() -> None:
+    module = Stateful()
+
+    def loss(module: Any, batch: Batch) -> Tensor:
+        module.average.zero_()
+        return mean(module, batch)
+
+    assert verdict_on(loss, module).ok
+
+
 def test_state_that_is_the_same_for_whole_and_parts_is_no_reason() -> None:
     def loss(module: Any, batch: Batch) -> Tensor:
         if module.mask is None:
