@@ -21,7 +21,7 @@ from autobalance.execution.kept_casts import KeptCasts
 from autobalance.execution.micro_batch import MicroBatch, current_micro_batch, working_on
 from autobalance.execution.suspended import Suspended, current_call
 from autobalance.placement.ready import mark_ready
-from autobalance.schedules.launches import Launch, in_flight, launch_order
+from autobalance.schedules.launches import Launch, launch_order
 
 
 class Pipeline:
@@ -52,16 +52,6 @@ class Pipeline:
     def stages(self) -> int:
         """How many stages there are."""
         return len(self._devices)
-
-    def least_in_flight(self, count: int, training: bool = True) -> int:
-        """How many micro-batches every stage holds at least, when it holds the most.
-
-        Args:
-            count: micro-batches of a step.
-            training: False for forwards alone.
-        """
-        order = launch_order(self.schedule, self.stages, count, devices=self._devices, training=training)
-        return min(in_flight(order, self.stages))
 
     def train(self, count: int, forward: Forward, backward: Backward, seed: int | None = None) -> None:
         """Run forwards and backwards of all micro-batches.

@@ -19,7 +19,7 @@ from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.gradients import sees_gradients_before_backward
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part, without_graph
 from autobalance.strategy.recorded_logs import RecordedLogs
-from autobalance.strategy.room_for_test import has_room_for_two, samples_at_once
+from autobalance.strategy.room_for_test import has_room_for_two
 from autobalance.strategy.self_test import log_rules, verdict_on
 from autobalance.strategy.splittable import hooks_after_accumulation
 from autobalance.strategy.summary import tell
@@ -173,8 +173,9 @@ class MicroBatchedSteps:
         return run
 
     def _samples_at_once(self, batch: Any) -> int:
+        """Those of a micro-batch: of others in flight, stages hold little where blocks run again or offload."""
         trains = self._trainer.training
-        return samples_at_once(self._pipeline, self._parts(batch, trains).sizes, trains)
+        return max(self._parts(batch, trains).sizes)
 
     def _has_room(self) -> bool:
         strategy = self._trainer.strategy

@@ -9,26 +9,10 @@ from typing import Any
 import torch
 
 from autobalance.execution.few_samples import slices
-from autobalance.execution.pipeline import Pipeline
 from autobalance.partitioning.plan import Plan
 
 FEWEST = 2
 """Samples that a test takes: fewer are in no parts."""
-
-
-def samples_at_once(pipeline: Pipeline, sizes: Sequence[int], trains: bool) -> int:
-    """The samples that every stage holds together in a step, so that as many may pass through all stages as a whole.
-
-    Example:
-        >>> samples_at_once(Pipeline("1f1b", [0, 1], [0, 1]), sizes=[2, 2, 2], trains=True)
-        2
-
-    Args:
-        pipeline: of the plan.
-        sizes: samples of each micro-batch.
-        trains: False for forwards alone.
-    """
-    return sum(sizes[: pipeline.least_in_flight(len(sizes), trains)])
 
 
 def has_room_for_two(plan: Plan, devices: Sequence[torch.device]) -> bool:

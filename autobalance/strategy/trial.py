@@ -27,7 +27,7 @@ from autobalance.strategy.optimizers import refuse_gathering
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part
 from autobalance.strategy.recorded_logs import RecordedLogs
 from autobalance.strategy.registration import lightning_root, overrides
-from autobalance.strategy.room_for_test import FEWEST, run_forward_of_two, samples_at_once
+from autobalance.strategy.room_for_test import FEWEST, run_forward_of_two
 from autobalance.strategy.stand_ins import TrialTrainer
 
 STEPS = 2  # optimizer state exists only from the second step on
@@ -241,7 +241,7 @@ class LightningTrial:
         steps, step = PipelinedSteps(self._pipeline, logs), partial(self._step_on, twin, glue)
         if parts is not None:
             if most is not None:
-                self._test_parts(twin, moved, parts, step, trains=True)
+                self._test_parts(twin, moved, parts, step)
             parts = Parts(parts.batches[:most], parts.sizes[:most], parts.weights[:most])
             with deferring(self._norms):
                 output = steps.train(parts, step, backward)
@@ -283,14 +283,13 @@ class LightningTrial:
         if self._pipeline is None or parts is None or len(parts.sizes) < 2:
             step(moved)
         else:
-            self._test_parts(twin, moved, parts, step, trains=False)
+            self._test_parts(twin, moved, parts, step)
             PipelinedSteps(self._pipeline, RecordedLogs(twin)).evaluate(parts, step)
             _end_step_of_metrics(twin)
 
-    def _test_parts(self, twin: nn.Module, moved: Any, parts: Parts, step: Callable[[Any], Any], trains: bool) -> None:
-        """What the test before a first batch needs where it takes more samples than stages hold in a step."""
-        assert self._pipeline is not None
-        if samples_at_once(self._pipeline, parts.sizes, trains) < FEWEST:
+    def _test_parts(self, twin: nn.Module, moved: Any, parts: Parts, step: Callable[[Any], Any]) -> None:
+        """What the test before a first batch needs where it takes more samples than a micro-batch has."""
+        if max(parts.sizes) < FEWEST:
             with RecordedLogs(twin).recording():
                 run_forward_of_two(twin, moved, step)
 

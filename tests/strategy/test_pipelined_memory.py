@@ -74,6 +74,16 @@ def test_the_test_before_the_first_batch_takes_no_more_than_the_plan_has(
     assert all("gradients were not" in each for each in said)
 
 
+def test_the_test_before_the_first_batch_takes_no_more_where_blocks_offload(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    budgets = dict.fromkeys(range(2), 135_000)
+    options = {"schedule": "gpipe", "micro_batches": 4, "recompute": False, "offload": True, "max_memory": budgets}
+    run = Run(lightning, trainer, optimizer=adamw, **options)
+    assert "offload" in run.plan.saving
+    assert run.reached == run.planned
+
+
 def test_single_samples_are_compared_with_gradients_where_optimizer_state_leaves_room_for_them(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
 ) -> None:
