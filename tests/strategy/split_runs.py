@@ -143,7 +143,7 @@ def fit_split(
     plan = strategy.plan
     assert plan.micro_batches == expected
     assert set(threading.enumerate()) <= threads
-    peaks = [torch.simulated.max_memory_allocated(index) - before[index] for index in range(DEVICES)]
+    peaks = [torch.simulated.max_memory_allocated(index) - before[index] for index in range(len(plan.devices))]
     for peak, planned, budget in zip(peaks, plan.peaks, plan.budgets, strict=True):
         assert reaches * planned <= peak <= 1.005 * planned, (peaks, plan.peaks)
         assert peak <= budget

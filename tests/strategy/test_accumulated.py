@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -244,29 +245,47 @@ def test_a_run_goes_on_from_a_checkpoint_within_an_epoch(
 
 
 @by_schedule
-def test_a_fit_after_one_that_failed_in_a_window_trains_as_the_first(
-    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+@pytest.mark.parametrize("in_step", [True, False], ids=["in the step", "between steps"])
+def test_a_fit_after_one_that_failed_in_a_window_trains_all_the_same(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, in_step: bool
 ) -> None:
+    failing = [True]
+
     class Failing(lightning.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 1:
+            if failing[0] and not in_step and batch_idx == 1:
                 raise RuntimeError("stop here")
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
-        if batch_idx == fails_at:
+        loss = self.loss(batch)
+        if failing[0] and in_step and batch_idx == 2:
             raise RuntimeError("stop here")
-        return {"loss": self.loss(batch)}
+        return loss
 
     options: dict[str, Any] = {"max_epochs": 1, "accumulate_grad_batches": 4}
-    loaders, fails_at = [data(14, 2), data(6, 2)], 2
-    for callbacks in ([], [Failing()]):
-        made = trainer(strategy=strategy_of(lightning, schedule, "accumulate"), callbacks=callbacks, **options)
-        failed = make(lightning, training_step=training_step)
-        with pytest.raises(RuntimeError, match="stop here"):
-            made.fit(failed, *loaders)
-        fails_at = -1
-        made.callbacks = []
-        made.fit(failed, *loaders)
-        assert (made.strategy.plan.micro_batches, made.global_step) == (4, 2)
-        losses, failed.losses = failed.losses, []
-        assert len(losses) == 9
+    loaders = [data(14, 2), data(6, 2)]
+    strategy = strategy_of(lightning, schedule, "accumulate")
+    made = trainer(strategy=strategy, callbacks=[Failing()], **options)
+    split = make(lightning, training_step=training_step)
+    with pytest.raises(RuntimeError, match="stop here"):
+        made.fit(split, *loaders)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("autobalance")]
+    failing[0] = False
+    plain = make(lightning, training_step=training_step)
+    alone = fit_alone(lightning, trainer, plain, loaders, **options)
+    made.fit(split, *loaders)
+    assert made.strategy.plan.micro_batches == 4
+    assert made.global_step == alone.trainer.global_step == 2
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(split.state_dict()[name].cpu(), value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_hooks_on_parameters_let_batches_come_one_after_the_other(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
+) -> None:
+    split = make(lightning)
+    split.layers[1][0].weight.register_hook(lambda gradient: gradient.clamp(-1e-2, 1e-2))
+    made = trainer(strategy=strategy_of(lightning, "1f1b", "accumulate"), accumulate_grad_batches=4)
+    made.fit(split, data(14, 2), data(6, 2))
+    assert made.strategy.plan.micro_batches == 1
+    assert sum("`layers.1.0.weight` has a gradient hook" in said for said in messages) == 1

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import get_ema_avg_fn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from autobalance.strategy.registration import strategy_class
 from tests.strategy.split_runs import (
     CLASSES,
     WIDTH,
@@ -253,10 +254,8 @@ def test_deferred_batch_norm_keeps_statistics_of_the_full_batch(
         torch.testing.assert_close(
             split.model.layers[1].state_dict()[name].cpu(), value, rtol=1e-5, atol=1e-6, msg=name
         )
-    for name in ("val",):
-        assert float(split.trainer.callback_metrics[name]) == pytest.approx(
-            float(alone.trainer.callback_metrics[name]), rel=1e-4
-        )
+    found, expected = (float(each.trainer.callback_metrics["val"]) for each in (split, alone))
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 @by_schedule
@@ -304,23 +303,16 @@ def test_checkpoints_go_from_split_to_plain_and_back(
     split = fit_split(lightning, trainer, make(lightning), loaders, strategy, **options, callbacks=saving("split"))
     compare(split, alone)
     (middle,) = [path.name for path in (tmp_path / "plain").glob("*step=3.ckpt")]
-    after = [
-        fit_alone(lightning, trainer, make(lightning), loaders, tmp_path / "split" / middle, max_epochs=2),
-        fit_split(
-            lightning,
-            trainer,
-            make(lightning),
-            loaders,
-            strategy_of(lightning, schedule),
-            reaches=0,
-            ckpt_path=tmp_path / "plain" / middle,
-            max_epochs=2,
-        ),
-    ]
-    for each in after:
-        assert each.losses == pytest.approx(alone.losses[3:], rel=1e-4)
-        each.losses = alone.losses
-        compare(each, alone)
+    resumed = {
+        name: fit_alone(lightning, trainer, make(lightning), loaders, tmp_path / name / middle, max_epochs=2)
+        for name in ("plain", "split")
+    }
+    strategy, path = strategy_of(lightning, schedule), tmp_path / "plain" / middle
+    goes_on = fit_split(
+        lightning, trainer, make(lightning), loaders, strategy, reaches=0, ckpt_path=path, max_epochs=2
+    )  # fmt: skip
+    compare(resumed["split"], resumed["plain"])
+    compare(goes_on, resumed["plain"])
 
 
 @by_schedule
@@ -340,3 +332,50 @@ def test_validate_test_and_predict_split_batches(
     torch.testing.assert_close(
         [each.cpu() for each in made.predict(split, data(27))], one.predict(plain, data(27)), rtol=1e-4, atol=1e-5
     )
+
+
+def test_steps_inside_the_backward_keep_batches_whole(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
+) -> None:
+    def stepping(self: Any) -> Any:
+        own = {each: torch.optim.SGD([each], lr=0.1) for each in self.layers[0].parameters()}
+
+        def step(parameter: nn.Parameter) -> None:
+            own[parameter].step()
+            own[parameter].zero_grad()
+
+        for each in own:
+            each.register_post_accumulate_grad_hook(step)
+        return torch.optim.SGD(self.layers[1:].parameters(), lr=0.1)
+
+    split, plain = (make(lightning, configure_optimizers=stepping) for _ in range(2))
+    made = trainer(strategy=strategy_of(lightning, "1f1b"))
+    made.fit(split, data(), data())
+    fit_alone(lightning, trainer, plain, [data(), data()])
+    assert made.strategy.plan.micro_batches == 1
+    assert sum("`layers.0.0.weight`, `layers.0.0.bias` have hooks after" in said for said in messages) == 1
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(split.state_dict()[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices"), [("looped", (0, 1, 0, 1)), ("gpipe", (0, 1, 1, 0))], ids=["looped", "V"]
+)
+def test_plans_whose_stages_come_back_to_a_device(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, devices: tuple[int, ...]
+) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        made: Tensor = self.layers[3](self.layers[2](self.layers[1](first)) + first)
+        return made
+
+    pins = {f"layers.{index}": device for index, device in enumerate(devices)}
+    options: dict[str, Any] = {"devices": 2, "max_epochs": 2}
+    alone = fit_alone(lightning, trainer, make(lightning, forward=forward), [data(), data()], max_epochs=2)
+    strategy = strategy_of(lightning, schedule, pin=pins)
+    for _ in range(2):
+        split = fit_split(lightning, trainer, make(lightning, forward=forward), [data(), data()], strategy, **options)
+        assert (strategy.plan.assignment, strategy.plan.schedule) == (devices, schedule)
+        assert len(strategy.plan.stages) == 4 - (schedule == "gpipe")
+        compare(split, alone)
+        strategy = strategy_class((lightning.__name__,))(plan=strategy.plan)
