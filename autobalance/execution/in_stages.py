@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from autobalance.execution.suspended import Suspended, current_call
@@ -45,7 +46,9 @@ class InStages:
                 self._goes_back = True
                 self.stage = stages - 1
                 self.call.hand_back()
-                backward((number,))
+                # Autograd's own threads, which it has for GPUs, could not be stopped at a stage's boundary.
+                with torch.autograd.set_multithreading_enabled(False):
+                    backward((number,))
 
         self.call = Suspended(run, f"autobalance micro-batch {number}")
 
