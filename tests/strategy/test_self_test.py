@@ -17,8 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from autobalance.execution.merging import Rule
 from autobalance.strategy.registration import strategy_class
+from autobalance.strategy.scheduled_steps import ScheduledSteps
 from autobalance.strategy.self_test import log_rules, verdict_on
-from autobalance.strategy.strategy import SelfBalanceStrategy
 
 Step = Callable[[Any, Tensor, Tensor], Any]
 
@@ -164,7 +164,7 @@ def test_a_model_that_is_placed_is_tested_where_it_is(lightning: ModuleType, tra
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             strategy = self.trainer.strategy
-            plain = super(SelfBalanceStrategy, strategy).training_step
+            plain = super(ScheduledSteps, strategy).training_step
             for self.step in (neighbours, classifies):
                 verdict = verdict_on(self.trainer, plain, batch, (batch_idx,), strategy.glue)
                 self.verdicts[self.step.__name__] = verdict
