@@ -68,8 +68,8 @@ from autobalance.compat.recurrent import flat_weights_of as flat_weights_of
 from autobalance.compat.steps import call_around_closures as call_around_closures
 from autobalance.compat.steps import forget_unscaling as forget_unscaling
 from autobalance.compat.steps import logged_tensors as logged_tensors
-from autobalance.compat.tensors import accumulation_hooks as accumulation_hooks
 from autobalance.compat.steps import logged_values as logged_values
+from autobalance.compat.tensors import accumulation_hooks as accumulation_hooks
 from autobalance.compat.tensors import assign_plain_data as assign_plain_data
 from autobalance.compat.tensors import constant_of as constant_of
 from autobalance.compat.tensors import gradient_hooks as gradient_hooks

@@ -107,7 +107,7 @@ class Comparison:
         return isfinite(loss) and abs(loss - self._loss) <= self._close.loss * scale
 
     def _weighted_loss(self, weights: Sequence[float]) -> float:
-        return sum(map(counted, self._parts.losses, weights))
+        return float(sum(map(counted, self._parts.losses, weights)))
 
     def _differences(self, weights: Sequence[float]) -> Iterator[tuple[str, float, float]]:
         """Of each gradient: its name, how far the parts' is from the whole's, and how far it may be."""

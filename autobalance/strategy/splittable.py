@@ -123,8 +123,8 @@ def hooks_after_accumulation(module: nn.Module) -> str | None:
     if not found:
         return None
     return (
-        f"{_listed(found)} {'have hooks' if len(found) > 1 else 'has a hook'} after the accumulation of gradients, which "
-        f"would run for each part, and may change weights that other parts still need"
+        f"{_listed(found)} {'have hooks' if len(found) > 1 else 'has a hook'} after the accumulation of gradients, "
+        f"which would run for each part, and may change weights that other parts still need"
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from autobalance.execution.merge_rules import Mismatch, guess, learn
-from autobalance.execution.merging import Rule, UnmergeableError, merge
+from autobalance.execution.merging import Rule, UnmergeableError, apply, merge
 from autobalance.execution.splitting import parts_of
 
 Output = namedtuple("Output", ["loss", "logits"])
@@ -171,3 +171,10 @@ def test_parts_of_another_kind_are_named() -> None:
         guess([[object()], [object()]], [2, 2])
     with pytest.raises(UnmergeableError, match="something else than before"):
         merge([{"b": 1}, {"b": 1}], [1, 1], {"['a']": Rule("equal")})
+
+
+def test_a_part_that_weighs_nothing_counts_nothing_though_its_mean_is_no_number() -> None:
+    values = [torch.tensor(float("nan")), torch.tensor(4.0)]
+    for weights in ([0.0, 1.0], [torch.tensor(0.0), torch.tensor(1.0)]):
+        assert float(apply(Rule("mean"), values, weights)) == 4.0
+        assert apply(Rule("mean"), [float("nan"), 4.0], weights) == 4.0

@@ -219,3 +219,8 @@ def test_batches_on_simulated_devices_are_split_there() -> None:
     with simulate(2):
         parts = split(torch.zeros(5, 2, device="simulated:1"), 2)
         assert [(part.shape[0], str(part.device)) for part in parts] == [(3, "simulated:1"), (2, "simulated:1")]
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(8, [2, 2, 2, 2]), (5, [3, 2]), (3, [3])])
+def test_parts_have_as_many_samples_as_they_need(samples: int, sizes: list[int]) -> None:
+    assert parts_of(None, torch.zeros(samples, 2), 4, fewest=2).sizes == sizes

@@ -62,12 +62,14 @@ class Adversarial:
     def step(self, module: Any, x: Tensor, y: Tensor) -> Any:
         makes, tells = module.optimizers()
         for optimizer, wanted in ((makes, 1.0), (tells, 0.0)):
+            module.toggle_optimizer(optimizer)
             optimizer.zero_grad()
             guessed = module.head(module.net(x))
             module.manual_backward(
                 functional.binary_cross_entropy_with_logits(guessed, torch.full_like(guessed, wanted))
             )
             optimizer.step()
+            module.untoggle_optimizer(optimizer)
 
 
 REASONS = {
