@@ -43,6 +43,11 @@ class Stage:
         return range(self.start, self.stop)
 
     @property
+    def busy(self) -> float:
+        """Seconds that its device works on a micro-batch, there and back."""
+        return self.forward_time + self.backward_time
+
+    @property
     def time(self) -> float:
-        """Seconds of a micro-batch, there and back."""
-        return self.forward_time + self.backward_time + self.receive_time
+        """Seconds of a micro-batch, there and back, transfers included."""
+        return self.busy + self.receive_time

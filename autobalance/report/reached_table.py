@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autobalance.partitioning.plan import Plan
@@ -14,16 +14,20 @@ from autobalance.report.names import block_ranges, device_label
 from autobalance.units import format_time
 
 
-def reached_table(plan: Plan, reached: Sequence[int], seconds: float) -> Group:
-    """One line for each device: the peak that was predicted, the one that was reached, and the budget.
+def reached_table(
+    plan: Plan, reached: Sequence[int], seconds: float, stage_seconds: Sequence[float | None] = ()
+) -> Group:
+    """Peaks, one line for each device, and times, one line for each stage, as predicted and as reached.
 
     Example:
-        >>> rich.print(reached_table(plan, [1024, 2048], seconds=0.2))
+        >>> rich.print(reached_table(plan, [1024, 2048], seconds=0.2, stage_seconds=[0.09, 0.11]))
 
     Args:
         plan: what was predicted.
         reached: bytes on each device; empty where nobody counts them.
         seconds: of a step.
+        stage_seconds: of a micro-batch in each stage, there and back; empty where nobody measures them, None for a
+            stage of which nothing was seen.
     """
     unit, size = common_unit([*plan.peaks, *reached])
     table = grid(left=("device", "blocks"), right=("predicted", "reached", "off", "budget"))
@@ -42,4 +46,31 @@ def reached_table(plan: Plan, reached: Sequence[int], seconds: float) -> Group:
     times = f"step time: {format_time(seconds)}"
     if plan.step_time:
         times += f", predicted for its forwards and backwards: {format_time(plan.step_time)}"
-    return Group(Text(f"peaks of the plan and of the run, in {unit}"), table, Text(times))
+    return Group(
+        Text(f"peaks of the plan and of the run, in {unit}"), table, *_stage_lines(plan, stage_seconds), Text(times)
+    )
+
+
+def _stage_lines(plan: Plan, seconds: Sequence[float | None]) -> tuple[RenderableType, ...]:
+    if not plan.stages:
+        return ()
+    if not seconds:
+        return (
+            Text(
+                "times of the stages: not measured. That takes CUDA devices, or simulated ones whose clock was started "
+                "with torch.simulated.reset_clock() before the step."
+            ),
+        )
+    table = grid(left=("stage", "device", "blocks"), right=("predicted", "reached", "off"))
+    for number, (stage, took) in enumerate(zip(plan.stages, seconds, strict=True)):
+        predicted = stage.busy
+        add_line(
+            table,
+            str(number),
+            device_label(stage.device, plan.devices[stage.device].name),
+            block_ranges(stage.blocks, plan.block_names),
+            format_time(predicted),
+            "-" if took is None else format_time(took),
+            "-" if took is None or not predicted else f"{took / predicted - 1:+.1%}",
+        )
+    return Text("times of the stages, for a micro-batch there and back, without transfers"), table

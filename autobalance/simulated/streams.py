@@ -96,7 +96,8 @@ class Event:
         """Mark the present end of a stream; None for the current one."""
         self._clock = clock.running()
         if self._clock is not None:
-            self._time = self._clock.time_of((stream or current_stream()).key)
+            # A stream that is done waits for the host to launch the record itself.
+            self._time = max(self._clock.host, self._clock.time_of((stream or current_stream()).key))
 
     def wait(self, stream: Stream | None = None) -> None:
         """Let a stream, None for the current one, begin what is launched from now on after the event."""

@@ -13,6 +13,7 @@ from autobalance.report.render import render
 from autobalance.strategy.drift import above, in_words
 from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.reached import ReachedPeaks
+from autobalance.strategy.stage_times import StageTimes
 from autobalance.strategy.summary import tell
 from autobalance.strategy.visits import FirstVisits
 
@@ -25,14 +26,18 @@ _GIB = 2**30
 
 
 class BalanceMonitor(Base):
-    """Compare the plan of `strategy="self_balance"` with what the run reaches, for each device.
+    """Compare the plan of `strategy="self_balance"` with what the run reaches, for each device and each stage.
 
     After the first steps a table is logged once. The Trainer's loggers get, every `log_every_n_steps` steps,
     `autobalance/device_0/peak_gib`, `autobalance/device_0/predicted_peak_gib` and so on, `autobalance/step_time` and
-    `autobalance/predicted_step_time` in seconds. What drifts from the plan is said once: peaks more than 5 % above it,
-    and blocks that are called in another order, or not at all. `SelfBalanceStrategy(rebalance=True)` plans again.
+    `autobalance/predicted_step_time` in seconds, and where devices have a clock `autobalance/stage_0/time_ms` and
+    `autobalance/stage_0/predicted_ms` and so on: milliseconds that the stage's device works on a micro-batch, there and
+    back. CUDA devices have one, and simulated ones after `torch.simulated.reset_clock()`. What drifts from the plan is
+    said once: peaks more than 5 % above it, and blocks that are called in another order, or not at all.
+    `SelfBalanceStrategy(rebalance=True)` plans again.
 
-    The devices' own peak counters start again with every window of steps.
+    The devices' own peak counters start again with every window of steps. Batches that flow together, as those of an
+    `accumulate_grad_batches` window do, have their times at the first of them.
 
     Example:
         Trainer(strategy="self_balance", devices=4, callbacks=[autobalance.BalanceMonitor()])
@@ -51,13 +56,15 @@ class BalanceMonitor(Base):
         self.after = after
         self._peaks: ReachedPeaks | None = None
         self._visits: FirstVisits | None = None
+        self._times: StageTimes | None = None
+        self._took: tuple[float | None, ...] = ()
         self._seen = 0
         self._started = 0.0
         self._said: set[str] = set()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Look for a plan."""
-        self._peaks, self._seen = None, 0
+        self._peaks, self._seen, self._took = None, 0, ()
         self._said.clear()
         if getattr(trainer.strategy, "plan", None) is None:
             warnings.warn(
@@ -74,7 +81,10 @@ class BalanceMonitor(Base):
             return
         if self._peaks is None or self._peaks.plan is not trainer.strategy.plan:
             self._peaks = ReachedPeaks(trainer.strategy, tensors_in(batch))
+            self._time_stages(pl_module, trainer.strategy)
         self._visits.start_again()
+        if self._times is not None:
+            self._times.start_again()
         self._started = _now(trainer.strategy.parallel_devices)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -87,8 +97,10 @@ class BalanceMonitor(Base):
         if self._peaks.plan is not plan:
             return  # made anew in the midst of the step
         reached = self._peaks.read()
+        if self._times is not None:
+            self._took = self._times.read() or self._took
         if self._seen == self.after:
-            tell(trainer, "\n" + render(reached_table(plan, reached, seconds)))
+            tell(trainer, "\n" + render(reached_table(plan, reached, seconds, self._took)))
         self._say_drift(plan, reached)
         if self._seen % trainer.log_every_n_steps == 0:
             self._log(trainer, plan, reached, seconds)
@@ -102,10 +114,17 @@ class BalanceMonitor(Base):
         """Take the hooks off."""
         self._stop()
 
+    def _time_stages(self, module: Any, strategy: Any) -> None:
+        """Time those of the present plan."""
+        if self._times is not None:
+            self._times.remove()
+        self._times, self._took = StageTimes(module, strategy.plan, strategy.parallel_devices), ()
+
     def _stop(self) -> None:
-        if self._visits is not None:
-            self._visits.remove()
-        self._visits = self._peaks = None
+        for hooked in (self._visits, self._times):
+            if hooked is not None:
+                hooked.remove()
+        self._visits = self._times = self._peaks = None
 
     def _say_drift(self, plan: Any, reached: tuple[int, ...]) -> None:
         assert self._visits is not None
@@ -129,6 +148,10 @@ class BalanceMonitor(Base):
             values[f"autobalance/device_{index}/predicted_peak_gib"] = predicted / _GIB
         for index, peak in enumerate(reached):
             values[f"autobalance/device_{index}/peak_gib"] = peak / _GIB
+        for index, (stage, took) in enumerate(zip(plan.stages, self._took, strict=False)):
+            values[f"autobalance/stage_{index}/predicted_ms"] = 1e3 * stage.busy
+            if took is not None:
+                values[f"autobalance/stage_{index}/time_ms"] = 1e3 * took
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
 

@@ -169,3 +169,15 @@ def test_a_stream_that_is_set_stays_current(simulated: Any) -> None:
 def test_a_stream_needs_a_device_that_is_there(simulated: Any) -> None:
     with pytest.raises(RuntimeError, match=r"there is no simulated:5, 2 simulated device\(s\) are configured"):
         simulated.Stream(5)
+
+
+def test_an_event_on_a_stream_that_is_done_is_as_late_as_the_host(simulated: Any) -> None:
+    x, y = matrix(0), matrix(1)
+    before, after = simulated.Event(enable_timing=True), simulated.Event(enable_timing=True)
+    simulated.reset_clock()
+    _ = y @ y
+    simulated.synchronize(1)
+    before.record(simulated.default_stream(0))  # which has never had anything to do
+    _ = x @ x
+    after.record(simulated.default_stream(0))
+    assert before.elapsed_time(after) == pytest.approx(1e3 * (LAUNCH + PRODUCT))
