@@ -103,7 +103,7 @@ def equivalent(
     """
     close = Closeness.of(precision, module)
     try:
-        with random_state_kept(), _gradients_set_aside(module), _batch_norms_at_rest(module):
+        with random_state_kept(), _gradients_set_aside(module), batch_norms_at_rest(module):
             runs = _Runs(step, few, module, backward, skip)
             whole = runs.run([few.whole])
             parts = runs.run(few.parts)
@@ -260,7 +260,7 @@ def _gradients_set_aside(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _batch_norms_at_rest(module: nn.Module) -> Iterator[None]:
+def batch_norms_at_rest(module: nn.Module) -> Iterator[None]:
     """Batch norms use their running statistics: what else couples samples is to be found."""
     training = [each for each in module.modules() if is_batch_norm(each) and each.training]
     for each in training:

@@ -19,6 +19,7 @@ from autobalance.execution.seeds import step_seed
 from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.gradients import sees_gradients_before_backward
 from autobalance.strategy.loaders import tensors_in
+from autobalance.strategy.order_test import reason_for_order
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part
 from autobalance.strategy.recorded_logs import RecordedLogs
 from autobalance.strategy.splittable import hooks_after_accumulation, hooks_on_gradients
@@ -43,6 +44,7 @@ class AccumulatedSteps:
         self._results: deque[tuple[int, Any]] = deque()
         self._early: EarlyGradients | None = None
         self._has_stepped = False
+        self._is_tested = False
         self._undo = leave_prepared_alone(trainer.lightning_module, self.is_prepared)
 
     def remove(self) -> None:
@@ -65,15 +67,26 @@ class AccumulatedSteps:
         """Whether the training step before has made its gradients, which `backward` then only gives back."""
         return self._has_stepped
 
-    def refusal(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
-        """Nothing is against whole batches but hooks that want one backward after the other.
+    def refusal(self, step: Callable[..., Any], batch: Any, *others: Any) -> str | None:
+        """Against whole batches are hooks that want one backward after the other, and steps that want their order.
 
         Args:
             step: Lightning's step of the strategy.
-            args, kwargs: of the step.
+            batch: of this step.
+            others: its number in the epoch, if the step takes that.
         """
+        if self.is_in_window:
+            return None
         module = self._trainer.lightning_module
-        return None if self.is_in_window else hooks_after_accumulation(module) or hooks_on_gradients(module)
+        return hooks_after_accumulation(module) or hooks_on_gradients(module) or self._tested(step, batch, others)
+
+    def _tested(self, step: Callable[..., Any], batch: Any, others: tuple[Any, ...]) -> str | None:
+        """What the test before the first window of two batches or more has found."""
+        if self._is_tested or not (following := self._take_ahead(min(1, self._to_come))):
+            return None
+        self._is_tested = True
+        both = [(batch, *others), (following[0], *(number + 1 for number in others))]
+        return reason_for_order(self._trainer, step, both, self._glue)
 
     def train(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
         """The training step of one batch: at the first of a window, those of all others too.
@@ -110,10 +123,7 @@ class AccumulatedSteps:
     def _run_window(self, step: Callable[..., Any], batch: Any, takes_number: bool) -> None:
         trainer = self._trainer
         batch_idx, accumulated = trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches
-        to_come = min(accumulated - 1 - batch_idx % accumulated, trainer.num_training_batches - batch_idx - 1)
-        ahead = take_ahead(trainer, to_come, self._prepare)
-        self._prepared = {_identity(prepared): prepared for prepared in ahead}
-        batches = list(enumerate([batch, *ahead], batch_idx))
+        batches = list(enumerate([batch, *self._take_ahead(self._to_come)], batch_idx))
 
         def run(numbered: tuple[int, Any]) -> Any:
             with self._glue():
@@ -131,6 +141,18 @@ class AccumulatedSteps:
         early.set_aside()
         self._early = early
         self._results = deque(enumerate(outputs))
+
+    @property
+    def _to_come(self) -> int:
+        """Batches of this window after the present one."""
+        trainer = self._trainer
+        batch_idx, accumulated = trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches
+        return int(min(accumulated - 1 - batch_idx % accumulated, trainer.num_training_batches - batch_idx - 1))
+
+    def _take_ahead(self, count: int) -> list[Any]:
+        ahead = take_ahead(self._trainer, count, self._prepare)
+        self._prepared = {_identity(prepared): prepared for prepared in ahead}
+        return ahead
 
     def _prepare(self, batch: Any) -> Any:
         if self.is_prepared(batch):  # by an attempt that ran out of memory

@@ -61,6 +61,8 @@ class ScheduledSteps(Base):
         if self._given_plan is None:
             self.rebalance(self._recovery.learned, batch)
         else:
+            assert self._micro_batches is not None
+            self._micro_batches.remove()
             self._micro_batches = None
             tell(self._trainer, "The given plan counts on split batches: whole ones may need more memory than planned.")
 

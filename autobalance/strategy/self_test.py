@@ -114,7 +114,7 @@ class _Test:
         """The verdict of these samples."""
         self.has_raised = False
         backward = self._backward if self.goes_back else None
-        with _silence(self._trainer, self._module):
+        with silence(self._trainer, self._module):
             return equivalent(self._run, few, self._module, backward, str(self._trainer.precision), skip=is_metric)
 
     def _run(self, part: Any) -> Outcome:
@@ -162,7 +162,7 @@ def _values(logs: RecordedLogs) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _silence(trainer: Any, module: Any) -> Iterator[None]:
+def silence(trainer: Any, module: Any) -> Iterator[None]:
     """Let what a step writes to loggers itself, or prints by `self.print`, go nowhere."""
     loggers, printing = trainer.loggers, vars(module).get("print")
     if loggers:
