@@ -71,16 +71,16 @@ class Comparison:
 
     def reason(self) -> str:
         """Why no rule makes them agree."""
+        if (by := self._counted()) is not None:
+            return (
+                f"the loss is no mean over samples. Weighted by `{by}`, parts give what the batch gives: say so "
+                f"in the module, def loss_weight(self, batch): return {by}"
+            )
         if not all(map(isfinite, [self._loss, *self._parts.losses])):
             return (
                 f"a test of the step, in which random numbers are held constant, gives losses of "
                 f"{', '.join(f'{loss:.6g}' for loss in [self._loss, *self._parts.losses])} for {self._few}: nothing "
                 f"can be compared"
-            )
-        if (counted := self._counted()) is not None:
-            return (
-                f"the loss is no mean over samples. Weighted by `{counted}`, parts give what the batch gives: say so "
-                f"in the module, def loss_weight(self, batch): return {counted}"
             )
         together = self._weighted_loss(self._shares)
         if not self._is_same_loss(together):
@@ -103,7 +103,7 @@ class Comparison:
 
     def _is_same_loss(self, loss: float) -> bool:
         # Signs may cancel in a loss: what is added up sets the scale.
-        scale = max(abs(self._loss), *map(abs, self._parts.losses))
+        scale = max(filter(isfinite, map(abs, [self._loss, *self._parts.losses])), default=0.0)
         return isfinite(loss) and abs(loss - self._loss) <= self._close.loss * scale
 
     def _weighted_loss(self, weights: Sequence[float]) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil
 
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.timeline import Timeline
@@ -134,12 +136,31 @@ def _line(seen: Sequence[int], sizes: Sequence[int], storage: int, is_scratch: b
     else:
         per_sample = (seen[1] - seen[0]) // (sizes[1] - sizes[0])
     rests = [nbytes - per_sample * size for nbytes, size in zip(seen, sizes, strict=True)]
-    if max(rests) - min(rests) > (_ROUNDING if is_scratch else 0):
-        told = ", ".join(f"{nbytes} bytes with {size} samples" for nbytes, size in zip(seen, sizes, strict=True))
-        raise ValueError(f"storage {storage} does not grow evenly: {told}")
-    return max(rests), per_sample
+    if max(rests) - min(rests) <= (_ROUNDING if is_scratch else 0):
+        return max(rests), per_sample
+    if (above := _line_above(seen, sizes)) is not None:
+        return above
+    told = ", ".join(f"{nbytes} bytes with {size} samples" for nbytes, size in zip(seen, sizes, strict=True))
+    raise ValueError(
+        f"storage {storage} does not grow evenly: {told}. Steps that compare the samples of a batch with one another, "
+        f"as contrastive losses do, make such tensors"
+    )
 
 
+def _line_above(seen: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:
+    """(fixed, per sample) bytes just above a line whose slope is no whole number, such as that of what a mask selects;
+    None if what was seen is on no line."""
+    if len(sizes) < 3:
+        return None
+    slope = Fraction(seen[-1] - seen[0], sizes[-1] - sizes[0])
+    rests = [nbytes - slope * size for nbytes, size in zip(seen, sizes, strict=True)]
+    if max(rests) - min(rests) > _ELEMENT:
+        return None
+    return ceil(max(rests)), ceil(slope)
+
+
+_ELEMENT = 8
+"""Bytes by which what grows by parts of elements may stray from a line: the widest element."""
 _ROUNDING = 16 * 512
 """Bytes by which a kernel's scratch may stray from a line: a granule of CUDA's allocator for each of its parts."""
 

@@ -145,6 +145,14 @@ def test_a_mean_over_tokens_is_refused_with_the_hook_that_makes_it_right() -> No
     assert "def loss_weight(self, batch): return (batch['labels'] != -100).sum()" in verdict.reason
 
 
+def test_the_hook_is_named_where_a_part_has_nothing_to_take_the_mean_of() -> None:
+    def loss(module: Any, batch: Batch) -> Tensor:
+        return functional.cross_entropy(module(batch["x"]), batch["y"], ignore_index=0)
+
+    batch = {"x": batch_of(2)["x"], "y": torch.tensor([1, 0])}
+    assert verdict_on(loss, batch=batch).reason.endswith("def loss_weight(self, batch): return (batch['y'] != 0).sum()")
+
+
 def test_a_mean_over_tokens_is_accepted_with_the_hook() -> None:
     class Weighted(Net):
         def loss_weight(self, batch: Batch) -> Tensor:

@@ -167,6 +167,15 @@ def test_lines_by_hand() -> None:
     assert found.scaled(5, granule=1).sizes == (100, 50)
 
 
+def test_what_grows_by_parts_of_elements_is_a_line_above_all_that_was_seen() -> None:
+    seen = (16, 32, 56)  # of 4, 9 and 14 samples a mask selects each second, of 8 bytes
+    found = lines_through([timeline(100, nbytes) for nbytes in (36, 72, 108)], [8, 16, 24])
+    assert [found.scaled(size, granule=1).sizes[1] for size in (2, 8, 24)] == [10, 40, 120]
+    found = lines_through([timeline(100, nbytes) for nbytes in seen], [4, 9, 14])
+    for nbytes, samples in zip(seen, (4, 9, 14), strict=True):
+        assert 0 <= found.scaled(samples, granule=1).sizes[1] - nbytes <= samples + 8
+
+
 def test_scratch_whose_parts_are_rounded_is_a_line_above_all_that_was_seen() -> None:
     seen = (317440, 633856, 950784)  # 4 samples, 8, 12, of two buffers of 39,600 bytes a sample and two smaller ones
     traced = [replace(timeline(100, nbytes), scratch=(1,)) for nbytes in seen]
