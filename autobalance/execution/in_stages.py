@@ -77,7 +77,8 @@ class InStages:
         """Have the backward stop where it has done all that came after the first input of a stage."""
         if stage in self._watched or stage == 0 or self._goes_back:
             return
-        tensor = next((value for value in tensors_in(inputs) if value.requires_grad), None)
+        # Not a weight: a hook on a leaf would outlive the graph, and its gradient may come at any time.
+        tensor = next((value for value in tensors_in(inputs) if value.grad_fn is not None), None)
         if tensor is not None:
             self._watched.add(stage)
             tensor.register_hook(partial(self._leave_in_backward, stage))

@@ -15,6 +15,8 @@ from torch.backends import cuda, cudnn
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], None]]
 
+_OF_CUDNN = ("enabled", "benchmark", "deterministic")
+
 _SETTINGS: tuple[_Setting, ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -22,7 +24,8 @@ _SETTINGS: tuple[_Setting, ...] = (
     (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
     (cuda.math_sdp_enabled, cuda.enable_math_sdp),
     (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-    *((partial(getattr, cudnn, name), partial(setattr, cudnn, name)) for name in ("enabled", "benchmark")),
+    *((partial(getattr, cudnn, name), partial(setattr, cudnn, name)) for name in _OF_CUDNN),
+    (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
 )
 
 

@@ -59,9 +59,9 @@ class Suspended:
         """
         if self.has_ended:
             raise RuntimeError("the call has ended: there is nothing to resume")
-        self._is_running = True
         if self._thread.ident is None:
             self._thread.start()
+        self._is_running = True  # not before: an interrupt of `start` leaves nobody to wait for
         self._goes_on.release()
         self._wait()
         error, self._error = self._error, None
@@ -117,7 +117,7 @@ class Suspended:
         try:
             carried.run(call)
         except BaseException as error:
-            self._error = error.with_traceback(error.__traceback__)
+            self._error = error
         finally:
             del carried, call
             _here.call = None

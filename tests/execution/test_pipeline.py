@@ -220,6 +220,33 @@ def test_forwards_alone_come_in_order_and_run_where_they_were_asked_for() -> Non
     assert told == [(number, threading.current_thread().name) for number in range(4)]
 
 
+def test_a_weight_among_a_blocks_inputs_gets_no_hook_that_stays() -> None:
+    class Times(nn.Linear):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x) * weight
+
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.weight = Times(3, 3), Times(3, 3), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x, self.weight), self.weight)
+            return out
+
+    net, pipeline, cpu = Shares(), Pipeline("looped", [0, 1], [0, 1]), torch.device("cpu")
+    blocks = Blocks(("first", "second"), ((net.first,), (net.second,)))
+    install(net, blocks, [cpu] * 2, DeviceLocator([cpu]), visitor=pipeline)
+    losses: dict[int, Tensor] = {}
+
+    def forward(number: int) -> None:
+        losses[number] = net(torch.full((2, 3), float(number))).sum()
+
+    pipeline.train(2, forward, lambda numbers: losses.pop(numbers[0]).backward())
+    assert net.weight.grad is not None
+    assert not net.weight._backward_hooks
+
+
 def test_a_branch_that_leaves_a_stage_out_is_no_obstacle() -> None:
     class Skips(Net):
         def forward(self, x: Tensor) -> Tensor:

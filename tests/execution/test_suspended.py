@@ -187,10 +187,11 @@ def test_calls_do_not_mix_up_their_grad_modes() -> None:
 
 
 def test_calls_do_not_mix_up_settings_of_the_process() -> None:
-    seen: list[tuple[torch.dtype, bool]] = []
+    seen: list[tuple[torch.dtype, bool, bool, bool]] = []
 
     def look() -> None:
-        seen.append((torch.get_default_dtype(), torch.backends.cuda.math_sdp_enabled()))
+        anomalies, cudnn = torch.is_anomaly_enabled(), torch.backends.cudnn.deterministic
+        seen.append((torch.get_default_dtype(), torch.backends.cuda.math_sdp_enabled(), anomalies, cudnn))
 
     @contextlib.contextmanager
     def half() -> Iterator[None]:
@@ -203,7 +204,12 @@ def test_calls_do_not_mix_up_settings_of_the_process() -> None:
 
     def call() -> None:
         look()
-        with half(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        with (
+            half(),
+            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+            torch.autograd.set_detect_anomaly(True),
+            torch.backends.cudnn.flags(deterministic=True),
+        ):
             look()
             hand_back()
             look()
@@ -215,7 +221,7 @@ def test_calls_do_not_mix_up_settings_of_the_process() -> None:
         look()
     cancelled.cancel()
     look()
-    plain, inside = (torch.float32, True), (torch.bfloat16, False)
+    plain, inside = (torch.float32, True, False, False), (torch.bfloat16, False, True, True)
     assert seen == [*[plain, inside, plain] * 3, *[inside, plain, plain] * 2, plain]
 
 
