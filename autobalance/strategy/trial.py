@@ -22,7 +22,7 @@ from autobalance.profiling.trial import Batch, Glue, Mark
 from autobalance.strategy.early_gradients import EarlyGradients
 from autobalance.strategy.gradients import frees_gradients_early, sees_gradients_before_backward
 from autobalance.strategy.logged import LoggedValues
-from autobalance.strategy.metrics import PlaceholderMetric, is_metric, stand_in_for_metric
+from autobalance.strategy.metrics import end_step_of_metrics, is_metric, stand_in_for_metric
 from autobalance.strategy.optimizers import refuse_gathering
 from autobalance.strategy.pipelined import PipelinedSteps, backward_of_part
 from autobalance.strategy.recorded_logs import RecordedLogs
@@ -249,7 +249,7 @@ class LightningTrial:
             *_, output = steps.train_each(moved[:most], step, backward)
             for number in range(len(moved[:most])):
                 logs.replay_one(number)
-        _end_step_of_metrics(twin)
+        end_step_of_metrics(twin)
         early.set_aside()
         strategy.early = early
         return output
@@ -285,7 +285,7 @@ class LightningTrial:
         else:
             self._test_parts(twin, moved, parts, step)
             PipelinedSteps(self._pipeline, RecordedLogs(twin)).evaluate(parts, step)
-            _end_step_of_metrics(twin)
+            end_step_of_metrics(twin)
 
     def _test_parts(self, twin: nn.Module, moved: Any, parts: Parts, step: Callable[[Any], Any]) -> None:
         """What the test before a first batch needs where it takes more samples than a micro-batch has."""
@@ -305,12 +305,6 @@ def _evaluated(step: Callable[..., Any], loader: int, context: Callable[[], Any]
 
 def _leave_gradient(gradient: torch.Tensor) -> None:
     """Stands for the user's hooks on parameters."""
-
-
-def _end_step_of_metrics(twin: nn.Module) -> None:
-    for module in twin.modules():
-        if isinstance(module, PlaceholderMetric):
-            module.end_step()
 
 
 def _say_nothing(*args: Any, **kwargs: Any) -> None:
