@@ -128,6 +128,7 @@ def fit_split(
     strategy: Any,
     reaches: float = 0.995,
     expected: int = 4,
+    beside: int = 0,
     **options: Any,
 ) -> Fitted:
     """Fit in micro-batches: as many as asked for to the end, peaks as planned, and no thread left behind.
@@ -135,6 +136,7 @@ def fit_split(
     Args:
         reaches: the least share of the planned peaks that is reached.
         expected: parts of a batch.
+        beside: bytes on each device that callbacks hold and no plan knows of.
     """
     gc.collect()
     before = [torch.simulated.memory_allocated(index) for index in range(DEVICES)]
@@ -145,7 +147,7 @@ def fit_split(
     assert set(threading.enumerate()) <= threads
     peaks = [torch.simulated.max_memory_allocated(index) - before[index] for index in range(len(plan.devices))]
     for peak, planned, budget in zip(peaks, plan.peaks, plan.budgets, strict=True):
-        assert reaches * planned <= peak <= 1.005 * planned, (peaks, plan.peaks)
+        assert reaches * planned <= peak <= 1.005 * planned + beside, (peaks, plan.peaks)
         assert peak <= budget
     return fitted
 

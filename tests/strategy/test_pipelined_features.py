@@ -40,6 +40,7 @@ def fit_both(
     callbacks: Callable[[], list[Any]] = list,
     strategy: dict[str, Any] | None = None,
     reaches: float = 0.995,
+    beside: int = 0,
     **options: Any,
 ) -> tuple[Fitted, Fitted]:
     """The same fit in micro-batches and alone, compared."""
@@ -47,7 +48,9 @@ def fit_both(
     options = {"max_epochs": 2, **options}
     alone = fit_alone(lightning, trainer, model(), loaders(), callbacks=callbacks(), **options)
     made = strategy_of(lightning, schedule, **(strategy or {}))
-    split = fit_split(lightning, trainer, model(), loaders(), made, reaches, callbacks=callbacks(), **options)
+    split = fit_split(
+        lightning, trainer, model(), loaders(), made, reaches, beside=beside, callbacks=callbacks(), **options
+    )
     compare(split, alone)
     return split, alone
 
@@ -263,13 +266,13 @@ def test_averages_of_weights(lightning: ModuleType, trainer: Callable[..., Any],
     callbacks = lightning.callbacks
 
     def moving() -> list[Any]:
-        return [callbacks.WeightAveraging(avg_fn=get_ema_avg_fn(0.9))]
+        return [callbacks.WeightAveraging(device="cpu", avg_fn=get_ema_avg_fn(0.9))]
 
     def stochastic() -> list[Any]:
         return [callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1)]
 
-    fit_both(lightning, trainer, schedule, callbacks=moving, reaches=0)
-    fit_both(lightning, trainer, schedule, callbacks=stochastic, reaches=0, max_epochs=4)
+    fit_both(lightning, trainer, schedule, callbacks=moving, reaches=0, beside=512)  # the number of averages
+    fit_both(lightning, trainer, schedule, callbacks=stochastic, reaches=0, beside=512, max_epochs=4)
 
 
 @by_schedule
