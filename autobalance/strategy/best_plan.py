@@ -78,13 +78,13 @@ def best_plan(
         choice = choice_for(trainer, options, batches[0].data, len(targets), trial)
         if choice.way is Way.WINDOW:
             return _plan_for_windows(profiler, trial, profile, targets, options)
-        why = choice.why
+        found: Plan | str = choice.why
         if choice.way is Way.PARTS:
-            profile = for_any_batch(profiler, profile)
-            why = "" if profile.is_scalable else in_words([profile.notes[-1]])
-        if why:
-            tell(trainer, why)
-        return checked_plan(profiler, profile, targets, options.whole if why else options)
+            found = _plan_for_parts(profiler, for_any_batch(profiler, profile), targets, options)
+        if isinstance(found, Plan):
+            return found
+        tell(trainer, found)
+        return checked_plan(profiler, profile, targets, options.whole)
 
 
 def _gains_by_micro_batches(profile: Profile, devices: Sequence[Device], options: Options) -> bool:
@@ -97,6 +97,19 @@ def _gains_by_micro_batches(profile: Profile, devices: Sequence[Device], options
         return True
     # The host launches as many kernels for a part as for the whole, and each part comes after the one before.
     return options.policy == "auto" and whole.step_time > 2 * launch_seconds(profile, devices)
+
+
+def _plan_for_parts(profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options) -> Plan | str:
+    """The best plan that splits batches where that is better, or why none can be made, in words."""
+    if not profile.is_scalable:
+        return in_words([profile.notes[-1]])
+    try:
+        return checked_plan(profiler, profile, devices, options)
+    except InfeasiblePlanError:
+        raise
+    except Exception as error:  # whatever the user's step raises where a part has few samples
+        said = str(error).strip().split("\n")[0].rstrip(".")
+        return in_words([f"the step does not run on parts of a batch ({type(error).__name__}: {said})"])
 
 
 def _plan_for_windows(

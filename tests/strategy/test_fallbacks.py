@@ -114,3 +114,43 @@ def test_it_trains_as_plain_lightning_and_says_once_why_it_is_not_split(
     assert sum(REASONS[kind] in message for message in messages) == 1, messages
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(split.state_dict()[name], value, rtol=1e-6, atol=1e-7, msg=name)
+
+
+class Paired:
+    """Samples come in pairs: there is no half of one."""
+
+    automatic = True
+
+    def build(self, module: Any) -> None:
+        module.net, module.head = layers(), nn.Linear(WIDTH, 3)
+
+    def step(self, module: Any, x: Tensor, y: Tensor) -> Any:
+        one, other = module.head(module.net(x)).view(-1, 2, 3).unbind(1)
+        return functional.mse_loss(one, other)
+
+
+class Skipping(Paired):
+    """A step that skips batches without a sample of the first kind."""
+
+    def step(self, module: Any, x: Tensor, y: Tensor) -> Any:
+        if not (y == 0).any():
+            return None
+        return functional.cross_entropy(module.head(module.net(x)), y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Paired, "RuntimeError: shape '[-1, 2, 3]' is invalid"), (Skipping, "returned no loss for")]
+)
+def test_a_step_that_does_not_run_on_parts_takes_batches_whole(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], kind: Any, reason: str
+) -> None:
+    from autobalance.strategy.registration import strategy_class
+
+    plain, split = make(lightning, kind()), make(lightning, kind())
+    trainer(accelerator="cpu", devices=1, strategy="auto").fit(plain, loader())
+    strategy = strategy_class((lightning.__name__,))(micro_batches=8, schedule="1f1b")
+    trainer(strategy=strategy).fit(split, loader())
+    assert strategy.plan.micro_batches == 1
+    assert sum("does not run on parts of a batch" in said and reason in said for said in messages) == 1, messages
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(split.state_dict()[name], value, rtol=1e-6, atol=1e-7, msg=name)
