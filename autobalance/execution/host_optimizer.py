@@ -82,6 +82,20 @@ def is_on_host(optimizer: Optimizer, parameter: Any) -> bool:
     return steps is not None and parameter in steps.parameters
 
 
+def end_failed_step(optimizer: Optimizer) -> None:
+    """Give an optimizer its own parameters, with their state, where a step that failed has left others in their place.
+
+    Example:
+        >>> end_failed_step(torch.optim.SGD([weight], lr=0.1))                            # doctest: +SKIP
+
+    Args:
+        optimizer: of any kind; one without state on the host is left as it is.
+    """
+    steps: _HostSteps | None = getattr(optimizer, _ATTRIBUTE, None)
+    if steps is not None:
+        steps.give_back(optimizer)
+
+
 class _HostSteps:
     """Lends an optimizer parameters on the host for the time of a step.
 
@@ -95,7 +109,7 @@ class _HostSteps:
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Go down once the gradients are there: a closure makes them inside the step."""
-        self._give_back(optimizer)  # what a step that failed has left
+        self.give_back(optimizer)  # what a step that failed has left
         position = 1  # the optimizer itself comes first
         closure = args[position] if len(args) > position else kwargs.get("closure")
         if closure is None:
@@ -111,16 +125,16 @@ class _HostSteps:
         with torch.no_grad():
             for twin, parameter in self._lent.items():
                 parameter.copy_(twin, non_blocking=True)
-        self._give_back(optimizer)
+        self.give_back(optimizer)
 
     def before_load(self, optimizer: Optimizer, state_dict: Any) -> None:
         """Let the state arrive where the parameters seem to be: on the host."""
-        self._give_back(optimizer)
+        self.give_back(optimizer)
         self._lend(optimizer, {parameter: _empty_on_host(parameter) for parameter in self.parameters})
 
     def after_load(self, optimizer: Optimizer) -> None:
         """The state is there."""
-        self._give_back(optimizer)
+        self.give_back(optimizer)
 
     def take_state_down(self, optimizer: Optimizer) -> None:
         """Send what state there is to the host."""
@@ -154,7 +168,8 @@ class _HostSteps:
         self._lent = {twin: parameter for parameter, twin in twins.items()}
         _replace_parameters(optimizer, twins)
 
-    def _give_back(self, optimizer: Optimizer) -> None:
+    def give_back(self, optimizer: Optimizer) -> None:
+        """Let the optimizer have its own parameters again, with the state of those that were lent."""
         _replace_parameters(optimizer, self._lent)
         self._lent = {}
 
@@ -190,6 +205,7 @@ def _refuse(optimizer: Optimizer) -> None:
 
 
 def _remove(optimizer: Optimizer, handles: list[Any]) -> None:
+    end_failed_step(optimizer)
     for handle in handles:
         handle.remove()
     if hasattr(optimizer, _ATTRIBUTE):

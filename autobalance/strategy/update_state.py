@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autobalance.execution.host_optimizer import end_failed_step
 from autobalance.strategy.changing import version_of
 from autobalance.strategy.loaders import tensors_in
 
@@ -37,6 +38,7 @@ class UpdateState:
 
     def put_back(self) -> None:
         """Take out of the state what was made meanwhile: optimizers take what is there for complete."""
+        end_failed_step(self._optimizer)  # else what is on the host would seem to have been made meanwhile
         for parameter, state in list(_states(self._optimizer)):
             known = self._keys.get(parameter)
             if known is None:
