@@ -117,6 +117,8 @@ class Drift:
         if self._peaks is None or self._peaks.plan is not self._strategy.plan:
             self._peaks = ReachedPeaks(self._strategy, tensors_in(batch))
             return
+        if self._told is self._strategy.plan:  # no other plan fits: what is planned again at each batch takes its time
+            return
         beyond = above(self._strategy.plan, self._peaks.read())
         if not beyond:
             return
@@ -126,9 +128,8 @@ class Drift:
         try:
             self._plan_again(why, batch)
         except InfeasiblePlanError as error:
-            if self._told is not self._strategy.plan:
-                self._told = self._strategy.plan
-                warnings.warn(f"Because {why}, planning was tried again, but no plan fits: {error}", stacklevel=2)
+            self._told = self._strategy.plan
+            warnings.warn(f"Because {why}, planning was tried again, but no plan fits: {error}", stacklevel=2)
 
     def _plan_again(self, why: str, batch: Any) -> None:
         before = self._strategy.plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,19 +46,19 @@ def rebalance(
     Raises:
         InfeasiblePlanError: if no plan fits.
     """
+    module, optimizers = trainer.lightning_module, trainer.optimizers
+
+    def place_by(placed: Placed) -> None:
+        adopt(placed)
+        placed.keep_state_on_host(optimizers, devices)
+
     before.remove()
     try:
         planned = plan_anew(trainer, options, devices, learned, batch)
     except BaseException:
-        before.place(devices)
+        place_by(before)  # as ever: what runs micro-batches belongs to the hooks that are new now
         raise
-    module, optimizers = trainer.lightning_module, trainer.optimizers
-
-    def place_anew() -> None:
-        adopt(planned)
-        planned.keep_state_on_host(optimizers, devices)
-
-    move_to_plan(module, before.plan, planned.plan, devices, optimizers, place_anew)
+    move_to_plan(module, before.plan, planned.plan, devices, optimizers, partial(place_by, planned))
     send_batch(batch, devices[planned.plan.root])
 
 

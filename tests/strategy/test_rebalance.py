@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import autobalance
+from autobalance.execution.micro_batch import current_micro_batch
 from autobalance.strategy.rebalance import move_to_plan, send_batch
+from autobalance.strategy.replan import Learned
 
 STEPS, WIDTH = 6, 16
 
@@ -118,3 +120,79 @@ def test_the_batch_size_finder_finds_the_largest_batch_that_fits(
         assert not fits(2 * found)
         assert found > 4
         assert not any(part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.usefixtures("simulated")
+def test_batches_flow_through_the_stages_as_before_where_no_other_plan_fits(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            micro_batch = current_micro_batch()
+            if micro_batch is not None and self.training:
+                seen[-1].append((micro_batch.index, x.device.index))
+            return super().forward(x)
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Noting(WIDTH, WIDTH) for _ in range(4))
+
+        def self_balance(self) -> list[nn.Module]:
+            return list(self.layers)
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            for layer in self.layers:
+                batch = torch.tanh(layer(batch))
+            return batch.square().mean()
+
+        def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+            if batch_idx == 2:
+                with pytest.raises(autobalance.InfeasiblePlanError):
+                    self.trainer.strategy.rebalance(Learned(unforeseen=dict.fromkeys(range(4), 2**62)), [batch])
+            seen.append([])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    seen: list[list[tuple[int, int]]] = [[]]
+    strategy = autobalance.SelfBalanceStrategy(policy="balanced", micro_batches=4, schedule="1f1b")
+    trainer(strategy=strategy).fit(Model(), DataLoader(torch.ones(32, WIDTH), 8))
+    *_, before, _, after = seen
+    assert [number for number, _ in before] != sorted(number for number, _ in before)
+    assert after == before
+
+
+@pytest.mark.usefixtures("simulated")
+def test_planning_is_not_tried_at_every_batch_where_peaks_are_beyond_all_plans(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def self_balance(self) -> list[nn.Module]:
+            return list(self.layers)
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            for layer in self.layers:
+                batch = torch.tanh(layer(batch))
+            if batch_idx == 1:  # which no trial has seen
+                torch.empty(2**20, device=batch.device)
+            return batch.square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    tried: list[Any] = []
+
+    def rebalance(learned: Learned, batch: Any = ()) -> None:
+        tried.append(learned)
+        raise autobalance.InfeasiblePlanError("nothing fits", need=(2,), budget=(1,))
+
+    made = trainer(strategy=autobalance.SelfBalanceStrategy(micro_batches=1, rebalance=True))
+    made.strategy.rebalance = rebalance
+    with pytest.warns(UserWarning, match=r"has held .* planning was tried again, but no plan fits: nothing fits"):
+        made.fit(Model(), DataLoader(torch.ones(48, WIDTH), 8))
+    assert len(tried) == 1
