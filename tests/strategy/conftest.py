@@ -1,4 +1,8 @@
-"""Every test of this room runs for both Lightning packages, on simulated devices unless it says otherwise."""
+"""Tests of this room run on simulated devices unless they say otherwise, with one of the two Lightning packages each.
+
+Which one is drawn by the name of the test, so that either sees half of them. The packages are the same code under two
+names: what of ours depends on the name is tested with both, under the mark `both_packages`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -33,9 +38,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
 
-@pytest.fixture(params=PACKAGES)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "both_packages: runs with either Lightning package, not with one of them")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    definition = metafunc.definition
+    chosen = any("lightning" in mark.args[0] for mark in definition.iter_markers("parametrize"))
+    if "lightning" in metafunc.fixturenames and not chosen:
+        drawn = PACKAGES[crc32(definition.name.encode()) % 2]
+        both = definition.get_closest_marker("both_packages") is not None
+        metafunc.parametrize("lightning", PACKAGES if both else [drawn], indirect=True)
+
+
+@pytest.fixture
 def lightning(request: pytest.FixtureRequest) -> ModuleType:
-    """One Lightning package after the other; both stay loaded."""
+    """A Lightning package; the other is loaded as well."""
     for package in PACKAGES:
         importlib.import_module(package)
     from autobalance.strategy.registration import register_imported

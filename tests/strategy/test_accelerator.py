@@ -13,6 +13,8 @@ from models import CASES, loader
 import autobalance
 from autobalance.simulated import backend
 
+pytestmark = pytest.mark.both_packages
+
 
 def names(devices: Any) -> list[str]:
     return [str(device) for device in devices]

@@ -47,6 +47,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in items for tensor in tensors_in(item)]
 
 
+@pytest.mark.both_packages
 def test_a_checkpoint_is_plain_and_equals_that_of_the_unsplit_model(
     lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_training_resumes_under_lightnings_own_strategy(
     assert_equal(weights(resumed), weights(whole), 1e-5)
 
 
+@pytest.mark.both_packages
 def test_load_from_checkpoint_makes_a_model_on_the_host(
     lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -122,8 +122,11 @@ def undisturbed(
     lightning: ModuleType, trainer: Callable[..., Any], allocations: Allocations
 ) -> tuple[Any, dict[str, Any], int]:
     if lightning.__name__ not in UNDISTURBED:
+        before = [torch.simulated.memory_allocated(index) for index in range(4)]
         made, left = fit(trainer, eventful(lightning, allocations))
-        UNDISTURBED[lightning.__name__] = made.strategy.plan, left, allocations.count
+        # What metrics compute is in no trial: with it in the plan, no failure is the plan's fault.
+        reached = [torch.simulated.max_memory_allocated(index) - before[index] for index in range(4)]
+        UNDISTURBED[lightning.__name__] = made.strategy.plan.with_peaks(reached), left, allocations.count
         allocations.count = 0
     return UNDISTURBED[lightning.__name__]
 
@@ -132,13 +135,12 @@ def out_of_memory(account: int, nbytes: int) -> torch.OutOfMemoryError:
     return torch.OutOfMemoryError(f"simulated:{account} out of memory. Tried to allocate {nbytes} bytes.")
 
 
-# Ten positions at random for each of the two packages, which have other numbers.
-@pytest.mark.parametrize("which", range(10))
+@pytest.mark.parametrize("which", range(20))
 def test_a_batch_that_runs_out_of_memory_runs_again_as_if_nothing_had_been(
     lightning: ModuleType, trainer: Callable[..., Any], allocations: Allocations, undisturbed: Any, which: int
 ) -> None:
     plan, expected, count = undisturbed
-    number = random.Random(f"{lightning.__name__} {which}").randint(1, count)
+    number = random.Random(f"fails {which}").randint(1, count)
     allocations.fails = lambda count: count == number
     with pytest.warns(UserWarning, match=r"Out of memory in training batch \d of epoch 0\. simulated:\d held .* more"):
         made, found = fit(trainer, eventful(lightning, allocations), plan=plan)
@@ -147,12 +149,12 @@ def test_a_batch_that_runs_out_of_memory_runs_again_as_if_nothing_had_been(
     assert found == expected
 
 
-@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("which", range(10))
 def test_a_run_goes_on_with_less_memory_as_if_it_had_begun_with_the_last_plan(
     lightning: ModuleType, trainer: Callable[..., Any], allocations: Allocations, undisturbed: Any, which: int
 ) -> None:
     plan, expected, count = undisturbed
-    number = random.Random(f"less {lightning.__name__} {which}").randint(1, count)
+    number = random.Random(f"less {which}").randint(1, count)
 
     def take_memory(account: int, nbytes: int) -> None:
         """Another process takes a tenth of what the device was planned to hold, or all that is not in use."""
@@ -220,6 +222,7 @@ def test_an_optimizer_step_that_has_changed_nothing_runs_again(
     assert found == expected
 
 
+@pytest.mark.both_packages
 def test_half_an_optimizer_step_stops_the_run_and_the_last_checkpoint_is_whole(
     lightning: ModuleType, trainer: Callable[..., Any], allocations: Allocations, undisturbed: Any, tmp_path: Path
 ) -> None:
@@ -369,10 +372,14 @@ def test_an_error_in_one_of_eight_micro_batches_is_the_users_own(
         if module.armed and running is not None and (running.index, running.count) == (2, 8):
             raise kind("in the user's own step")
 
+    def on_train_start(self: Any) -> None:
+        self.armed = self.fails  # not before: the plan is made by trials of the same step
+
     model = chain(lightning, fails_in_the_third)
-    model.armed = False
+    type(model).on_train_start = on_train_start
+    model.armed = model.fails = False
     pipelined(trainer).fit(model, samples(16))
-    model.armed, threads = True, threading.active_count()
+    model.fails, threads = True, threading.active_count()
     with pytest.raises((kind, SystemExit)) as caught:
         pipelined(trainer).fit(model, samples(16))
     if kind is ZeroDivisionError:
@@ -380,7 +387,7 @@ def test_an_error_in_one_of_eight_micro_batches_is_the_users_own(
         assert "fails_in_the_third" in names
         assert "training_step" in names
     assert threading.active_count() == threads
-    model.armed = False
+    model.armed = model.fails = False
     made = pipelined(trainer)
     made.fit(model, samples(16, 16))  # the next step works
     assert made.global_step == 2
@@ -413,6 +420,7 @@ def test_a_micro_batch_that_runs_out_of_memory_has_its_batch_run_again(
         assert torch.equal(found[name], value), name
 
 
+@pytest.mark.both_packages
 def test_a_trainer_that_should_stop_stops_after_the_step(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     def stops(module: Any) -> None:
         if module.trainer is not None and hasattr(module.trainer, "should_stop"):

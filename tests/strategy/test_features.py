@@ -160,6 +160,7 @@ def test_mixed_precision_reaches_the_inside_of_blocks(
     assert (scaler is not None and scaler.is_enabled()) == (precision == "16-mixed")
 
 
+@pytest.mark.both_packages
 def test_bf16_true(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model = make(lightning)
     made = trainer(precision="bf16-true")
@@ -168,6 +169,7 @@ def test_bf16_true(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     assert torch.isfinite(made.callback_metrics["train"])
 
 
+@pytest.mark.both_packages
 def test_manual_optimization_of_two_networks(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     class Gan(lightning.LightningModule):
         def __init__(self) -> None:
@@ -210,6 +212,7 @@ def test_manual_optimization_of_two_networks(lightning: ModuleType, trainer: Cal
     fit_on_both(lightning, trainer, Gan)
 
 
+@pytest.mark.both_packages
 def test_exponential_moving_average(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     fit_on_both(lightning, trainer, callbacks=lambda: [lightning.callbacks.WeightAveraging(avg_fn=get_ema_avg_fn(0.9))])
 
@@ -219,6 +222,7 @@ def test_stochastic_weight_averaging_with_batch_norm(lightning: ModuleType, trai
     fit_on_both(lightning, trainer, callbacks=lambda: [averaging(0.05, swa_epoch_start=1)], max_epochs=4)
 
 
+@pytest.mark.both_packages
 @pytest.mark.filterwarnings("ignore:.*`lr_scheduler.step.*:UserWarning")
 def test_callbacks_that_watch(lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Any) -> None:
     def configure_optimizers(self: Any) -> Any:
@@ -242,6 +246,7 @@ def test_callbacks_that_watch(lightning: ModuleType, trainer: Callable[..., Any]
     assert four.current_epoch == one.current_epoch == 2
 
 
+@pytest.mark.both_packages
 def test_learning_rate_finder(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model = make(lightning, lr=0.1)
     type(model).configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), lr=self.lr)
@@ -251,6 +256,7 @@ def test_learning_rate_finder(lightning: ModuleType, trainer: Callable[..., Any]
     made.fit(model, data(), data())
 
 
+@pytest.mark.both_packages
 def test_batch_size_finder_plans_again_for_the_larger_batch(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model = make(lightning, batch_size=2)
     type(model).train_dataloader = type(model).val_dataloader = lambda self: data(64, self.batch_size)

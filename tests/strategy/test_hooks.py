@@ -84,6 +84,7 @@ def make(lightning: ModuleType, hooks: dict[str, Any]) -> Any:
     return type("Hooked", (Net,), hooks)()
 
 
+@pytest.mark.both_packages
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_hooks_of_the_module(lightning: ModuleType, trainer: Callable[..., Any], hooks: str) -> None:
     split, plain = make(lightning, HOOKS[hooks]), make(lightning, HOOKS[hooks])
@@ -95,6 +96,7 @@ def test_hooks_of_the_module(lightning: ModuleType, trainer: Callable[..., Any],
     assert split.norms == pytest.approx(plain.norms)
 
 
+@pytest.mark.both_packages
 def test_callbacks(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     class Follow(lightning.Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:

@@ -171,6 +171,7 @@ def test_one_batch_of_every_loader_of_the_run(lightning: ModuleType, trainer: Ca
     assert found["fit"] == [("train", 0, 2), ("validate", 0, 4), ("validate", 1, 8)]
 
 
+@pytest.mark.both_packages
 def test_loaders_that_go_together_give_one_batch(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     combined = importlib.import_module(f"{lightning.__name__}.utilities.combined_loader").CombinedLoader
     found: list[Any] = []
@@ -190,6 +191,7 @@ def test_loaders_that_go_together_give_one_batch(lightning: ModuleType, trainer:
     assert len(found) == 2
 
 
+@pytest.mark.both_packages
 @pytest.mark.usefixtures("simulated")
 def test_a_data_module_never_notices(
     lightning: ModuleType, trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

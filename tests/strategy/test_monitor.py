@@ -23,6 +23,7 @@ def model_of(lightning: ModuleType, case: str = "gpt") -> Any:
     return CASES[case].make(lightning.LightningModule, adamw)
 
 
+@pytest.mark.both_packages
 def test_predicted_and_reached_are_in_the_log_and_in_the_logger(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_validation_steps_that_collect_are_refused_by_name(lightning: ModuleType
     assert len(module.seen) == 4
 
 
+@pytest.mark.both_packages
 def test_nothing_reaches_loggers_or_the_terminal(
     lightning: ModuleType, trainer: Callable[..., Any], capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:

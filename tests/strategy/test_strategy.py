@@ -156,6 +156,7 @@ def test_stale_gradients_are_gone_before_the_forward(lightning: ModuleType, trai
     assert run(looking) == [False, True, True, True]
 
 
+@pytest.mark.both_packages
 def test_batch_loss_and_module_are_on_the_root_device(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     seen: dict[str, str] = {}
 
@@ -207,6 +208,7 @@ def test_another_model_gets_another_plan(lightning: ModuleType, trainer: Callabl
     assert reference() is None
 
 
+@pytest.mark.both_packages
 def test_it_is_one_process_that_samples_everything(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     strategy = trainer().strategy
     assert (strategy.world_size, strategy.global_rank, strategy.local_rank, strategy.node_rank) == (1, 0, 0, 0)
@@ -219,6 +221,7 @@ def test_it_is_one_process_that_samples_everything(lightning: ModuleType, traine
     strategy.barrier("anything")
 
 
+@pytest.mark.both_packages
 def test_several_nodes_are_refused(trainer: Callable[..., Any]) -> None:
     with pytest.raises(
         ValueError, match=r"num_nodes=2\): strategy 'self_balance' spreads a model over the devices of one"
@@ -226,6 +229,7 @@ def test_several_nodes_are_refused(trainer: Callable[..., Any]) -> None:
         trainer(num_nodes=2)
 
 
+@pytest.mark.both_packages
 @pytest.mark.parametrize(
     ("environment", "name"),
     [

@@ -96,6 +96,7 @@ def test_the_step_that_real_models_have(lightning: ModuleType, trainer: Callable
     assert "only real data know" in notes
 
 
+@pytest.mark.both_packages
 def test_a_fit_after_a_trial_that_failed(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model = make(lightning)
     step = type(model).training_step

@@ -94,6 +94,7 @@ def test_a_window_that_nothing_accumulates_is_said_to_be_none(
     assert "takes the batches that `accumulate_grad_batches` adds up, but it is 1" in told
 
 
+@pytest.mark.both_packages
 def test_a_batch_that_must_not_be_split_stays_whole_and_the_log_says_why(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
 ) -> None:
