@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from autobalance import compat
 
@@ -320,3 +320,39 @@ def test_a_gradient_scaler_forgets_that_it_has_unscaled(lightning: ModuleType) -
         scaler.scale(weight.sum()).backward()
         scaler.unscale_(optimizer)
         compat.forget_unscaling(plugin, optimizer)
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_batches_are_taken_ahead_of_their_turn_once_and_put_back_as_they_were_loaded(
+    lightning: ModuleType, has_length: bool
+) -> None:
+    class Stream(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter(data)
+
+    class Ahead(lightning.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Tensor, batch_idx: int) -> None:
+            if batch_idx == 0:
+                taken.extend(compat.take_ahead(trainer, 2, prepare))
+                undo.append(compat.leave_prepared_alone(module, lambda given: any(given is each for each in taken)))
+            if batch_idx == 2:
+                compat.put_back(trainer, lambda given: given)
+                undo.pop()()
+
+    def prepare(batch: Tensor) -> Tensor:
+        loaded.append(batch.clone())
+        return compat.transferred_by_loop(trainer, batch)
+
+    data = torch.arange(5.0).repeat_interleave(4).view(5, 4)
+    loaded: list[Tensor] = []
+    taken: list[Tensor] = []
+    given: list[Tensor] = []
+    undo: list[Callable[[], None]] = []
+    model = make_model(lightning)
+    model.on_before_batch_transfer = lambda batch, dataloader_idx: batch + 1
+    model.on_after_batch_transfer = lambda batch, dataloader_idx: batch
+    model.training_step = lambda batch, batch_idx: given.append(batch) or model.layer(batch).sum()
+    trainer = make_trainer(lightning, callbacks=[Ahead()])
+    trainer.fit(model, DataLoader(list(data) if has_length else Stream(), batch_size=None))
+    assert [float(batch[0]) for batch in loaded] == [1, 2]
+    assert [float(batch[0]) for batch in given] == [1, 2, 3, 4, 5]  # each through the hook once
