@@ -51,20 +51,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("lightning", PACKAGES if both else [drawn], indirect=True)
 
 
-@pytest.fixture
-def lightning(request: pytest.FixtureRequest) -> ModuleType:
-    """A Lightning package; the other is loaded as well."""
-    for package in PACKAGES:
+@pytest.fixture(scope="session")
+def packages() -> None:
+    """Load both Lightning packages and torchmetrics, and leave their many objects out of garbage collections."""
+    for package in (*PACKAGES, "torchmetrics"):
         importlib.import_module(package)
     from autobalance.strategy.registration import register_imported
 
     register_imported()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def lightning(request: pytest.FixtureRequest, packages: None) -> ModuleType:
+    """A Lightning package; the other is loaded as well."""
     module: ModuleType = importlib.import_module(request.param)
     return module
 
 
 @pytest.fixture
-def simulated() -> Iterator[None]:
+def simulated(packages: None) -> Iterator[None]:
     """Four simulated devices without a memory limit."""
     gc.collect()
     with autobalance.simulate(4):
