@@ -8,7 +8,7 @@ stages, is shared or is computed between blocks needs nothing special.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -189,11 +189,10 @@ class Pipeline:
         try:
             yield runs
         finally:
-            try:
+            with ExitStack() as all_of_them:  # a second interrupt ends one wait, and not those for the others
+                all_of_them.callback(self._runs.clear)
                 for run in runs.values():
-                    run.call.cancel()
-            finally:
-                self._runs = {}
+                    all_of_them.callback(run.call.cancel)
 
 
 def _drop_workspaces() -> None:

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from autobalance.execution.carried import Carried, carried_state
 from autobalance.execution.process_state import ProcessState
 
+_PATIENCE = 0.05
+"""Seconds after which it is asked again whether a call that was left running has come to rest."""
+
 
 class Cancelled(BaseException):
     """Raised where a call handed the baton back, to wind it down; no error of the user's."""
@@ -47,6 +50,7 @@ class Suspended:
         self._is_cancelled = False
         self._goes_on, self._comes_back = _closed_gate(), _closed_gate()
         self._is_running = False
+        self._is_at_rest = False
         # A daemon, so that user code which never comes back cannot keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -62,6 +66,7 @@ class Suspended:
         if self._thread.ident is None:
             self._thread.start()
         self._is_running = True  # not before: an interrupt of `start` leaves nobody to wait for
+        self._is_at_rest = False
         self._goes_on.release()
         self._wait()
         error, self._error = self._error, None
@@ -76,8 +81,11 @@ class Suspended:
         if self._thread.ident is None:
             self.has_ended = True
             self._call = self._carried = None
-        if self._is_running:
-            self._wait()
+        while self._is_running:
+            is_at_rest = self._is_at_rest
+            # An interrupt may have come when the baton was back, but before that was noted.
+            if self._comes_back.acquire(timeout=_PATIENCE) or is_at_rest:
+                self._is_running = False
         self._is_cancelled = True
         while not self.has_ended:  # user code may catch everything, and go on to the next hand-over
             self._goes_on.release()
@@ -93,6 +101,7 @@ class Suspended:
         assert self._outside is not None
         inside = ProcessState()
         self._outside.put_back()
+        self._is_at_rest = True
         self._comes_back.release()
         self._goes_on.acquire()
         self._outside = ProcessState()
@@ -122,7 +131,7 @@ class Suspended:
             del carried, call
             _here.call = None
             self._outside.put_back()
-            self.has_ended = True
+            self.has_ended = self._is_at_rest = True
             self._comes_back.release()
 
 

@@ -137,8 +137,8 @@ class AccumulatedSteps:
 
         is_first = batch_idx % accumulated == 0
         early = EarlyGradients(trainer.lightning_module.parameters(), is_first, sees_gradients_before_backward(trainer))
-        outputs = self._steps.train_each(batches, run, backward, seed=step_seed())
-        early.set_aside()
+        with early.made():
+            outputs = self._steps.train_each(batches, run, backward, seed=step_seed())
         self._early = early
         self._results = deque(enumerate(outputs))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from traceback import walk_tb
 from typing import Any
 
 import psutil
@@ -108,8 +109,21 @@ def _plan_for_parts(profiler: Profiler, profile: Profile, devices: Sequence[Devi
     except InfeasiblePlanError:
         raise
     except Exception as error:  # whatever the user's step raises where a part has few samples
+        if not isinstance(error, ValueError) and not _comes_from_step(error):
+            raise
         said = str(error).strip().split("\n")[0].rstrip(".")
         return in_words([f"the step does not run on parts of a batch ({type(error).__name__}: {said})"])
+
+
+def _comes_from_step(error: BaseException) -> bool:
+    """Whether an error was raised by a step of the user's, and not by what plans for it."""
+    return any(
+        frame.f_code.co_name in _STEPS and "autobalance" not in frame.f_globals.get("__name__", "").split(".")
+        for frame, _ in walk_tb(error.__traceback__)
+    )
+
+
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 
 
 def _plan_for_windows(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,8 @@ class EarlyGradients:
 
     Example:
         >>> early = EarlyGradients(module.parameters(), are_zeroed=True)
-        >>> with gradient_hooks_off(module.parameters()):
+        >>> with early.made(), gradient_hooks_off(module.parameters()):
         ...     ...                       # backwards of micro-batches
-        >>> early.set_aside()
         >>> optimizer.zero_grad()
         >>> early.give_back()
 
@@ -51,6 +51,22 @@ class EarlyGradients:
             if is_apart:
                 parameter.grad = gradient
         self._waiting = early
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """The micro-batches run inside; where they fail, the gradients that were there before are shown again."""
+        try:
+            yield
+        except BaseException:
+            self._give_up()
+            raise
+        self.set_aside()
+
+    def _give_up(self) -> None:
+        for parameter, gradient, is_apart in zip(self._parameters, self._waiting, self._are_apart, strict=True):
+            if is_apart:
+                parameter.grad = gradient
+        self._waiting = []
 
     def give_back(self) -> None:
         """Show the gradients of the micro-batches, on top of those that were not zeroed."""

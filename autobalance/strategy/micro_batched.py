@@ -118,11 +118,10 @@ class MicroBatchedSteps:
         parameters = list(trainer.lightning_module.parameters())
         hooks = [gradient_hooks(parameter) for parameter in parameters]
         early = EarlyGradients(parameters, is_first, sees_gradients_before_backward(trainer), hooks)
-        with deferring(self._norms), gradient_hooks_off(parameters):
+        with early.made(), deferring(self._norms), gradient_hooks_off(parameters):
             output = checked.steps.train(
                 parts, run, backward, reduction=checked.reduction, **checked.rules, seed=step_seed()
             )
-        early.set_aside()
         self._early = early
         return output
 
