@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -107,3 +109,28 @@ def test_losses_are_those_of_plain_lightning_and_peaks_those_of_the_plan(
     for peak, planned, budget in zip(reached, strategy.plan.peaks, strategy.plan.budgets, strict=True):
         assert peak == pytest.approx(planned, rel=0.02 if kind == "cuda" else 0.005)
         assert peak <= budget
+
+
+@pytest.mark.parametrize(("kind", "count"), PLACES)
+def test_stages_are_timed_and_no_device_works_longer_than_the_step(
+    kind: str, count: int, lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    if kind == "simulated":
+        torch.get_device_module(kind).reset_clock()
+    strategy = autobalance.SelfBalanceStrategy(
+        schedule="1f1b", micro_batches=4, pin={f"blocks.{index}": index * count // BLOCKS for index in range(BLOCKS)}
+    )
+    trainer(
+        accelerator="gpu" if kind == "cuda" else kind,
+        devices=count,
+        strategy=strategy,
+        callbacks=[autobalance.BalanceMonitor()],
+        logger=lightning.loggers.CSVLogger(tmp_path, name="", version=""),
+        log_every_n_steps=STEPS,
+    ).fit(make_module(lightning))
+    with (tmp_path / "metrics.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert len(strategy.plan.stages) == count
+    for index in range(count):
+        seconds = float(row[f"autobalance/stage_{index}/time_ms"]) / 1e3
+        assert 0 < 4 * seconds <= float(row["autobalance/step_time"])
