@@ -130,6 +130,7 @@ def test_stages_are_timed_and_no_device_works_longer_than_the_step(
     ).fit(make_module(lightning))
     with (tmp_path / "metrics.csv").open() as file:
         (row,) = csv.DictReader(file)
+    assert strategy.plan is not None
     assert len(strategy.plan.stages) == count
     for index in range(count):
         seconds = float(row[f"autobalance/stage_{index}/time_ms"]) / 1e3
