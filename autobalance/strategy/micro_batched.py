@@ -172,9 +172,11 @@ class MicroBatchedSteps:
         return run
 
     def _samples_at_once(self, batch: Any) -> int:
-        """Those of a micro-batch: of others in flight, stages hold little where blocks run again or offload."""
-        trains = self._trainer.training
-        return max(self._parts(batch, trains).sizes)
+        """One less than a micro-batch has, for what the test itself holds.
+
+        Of others in flight, stages hold little where blocks run again or offload.
+        """
+        return max(self._parts(batch, self._trainer.training).sizes) - 1
 
     def _has_room(self) -> bool:
         strategy = self._trainer.strategy
