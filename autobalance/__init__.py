@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autobalance.errors import InfeasiblePlanError
+    from autobalance.execution.dispatch import dispatch
     from autobalance.mixin import SelfBalance
     from autobalance.partitioning.plan import Plan
     from autobalance.partitioning.score import score
     from autobalance.partitioning.search import plan
-    from autobalance.placement.dispatch import dispatch
     from autobalance.placement.materialize import load_weights
     from autobalance.profiling.plain import profile
     from autobalance.profiling.profile import Profile
@@ -37,7 +37,7 @@ _HOMES = {
     "Profile": "autobalance.profiling.profile",
     "SelfBalance": "autobalance.mixin",
     "SelfBalanceStrategy": "autobalance.strategy",
-    "dispatch": "autobalance.placement.dispatch",
+    "dispatch": "autobalance.execution.dispatch",
     "load_weights": "autobalance.placement.materialize",
     "plan": "autobalance.partitioning.search",
     "profile": "autobalance.profiling.plain",

@@ -37,7 +37,6 @@ class Allocations:
         finally:
             self._counts = before
 
-
     def meet(self, account: int, nbytes: int) -> None:
         """An allocation is about to be charged."""
         if not self._counts or nbytes <= 0:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from autobalance import compat
 from autobalance.blocks import Blocks
-from autobalance.execution.host_optimizer import host_parameters, on_host
 from autobalance.execution.running import Running
-from autobalance.execution.savings import install_savings
+from autobalance.execution.savings.host_optimizer import host_parameters, on_host
+from autobalance.execution.savings.savings import install_savings
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator, Locator, Place

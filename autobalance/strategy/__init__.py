@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autobalance.strategy.monitor import BalanceMonitor as BalanceMonitor
     from autobalance.strategy.strategy import SelfBalanceStrategy as SelfBalanceStrategy
+    from autobalance.strategy.watching.monitor import BalanceMonitor as BalanceMonitor
 
 __all__ = ["BalanceMonitor", "SelfBalanceStrategy"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autobalance.execution.host_optimizer import is_on_host
+from autobalance.execution.savings.host_optimizer import is_on_host
 
 
 def send_state_home(optimizers: Iterable[Optimizer]) -> None:

@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autobalance.blocks import find_blocks
-from autobalance.execution.host_optimizer import host_parameters, on_host
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import running_of
-from autobalance.execution.savings import homes_of, install_savings, pin_streamed
+from autobalance.execution.savings.host_optimizer import host_parameters, on_host
+from autobalance.execution.savings.savings import homes_of, install_savings, pin_streamed
 from autobalance.execution.seeds import SeededVisits
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.hooks import Remove, replace_method, run_method
@@ -27,7 +27,7 @@ from autobalance.placement.locate import DeviceLocator
 from autobalance.placement.materialize import materialize
 from autobalance.placement.pairs import check_pairs
 from autobalance.placement.place import place
-from autobalance.strategy.loaders import elements_in
+from autobalance.strategy.planning.loaders import elements_in
 
 
 @dataclass

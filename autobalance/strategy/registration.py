@@ -80,7 +80,7 @@ def current_monitor() -> type[Any]:
 @lru_cache
 def monitor_class(roots: tuple[str, ...]) -> type[Any]:
     """The monitor built on the base classes of `roots`, which is a callback to the Trainers of each."""
-    from autobalance.strategy.monitor import BalanceMonitor
+    from autobalance.strategy.watching.monitor import BalanceMonitor
 
     return _build(BalanceMonitor, tuple(import_module(f"{root}.callbacks").Callback for root in roots), roots[0])
 

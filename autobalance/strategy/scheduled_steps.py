@@ -11,19 +11,19 @@ from torch.optim import Optimizer
 
 from autobalance.execution.naive import NaiveSchedule
 from autobalance.strategy.gradients import drop_stale_gradients
-from autobalance.strategy.loaders import tensors_in
 from autobalance.strategy.options import Options
-from autobalance.strategy.recovery import Recovery
-from autobalance.strategy.splittable import in_words
-from autobalance.strategy.steps_in_parts import StepsInParts
+from autobalance.strategy.parts.splittable import in_words
+from autobalance.strategy.parts.steps_in_parts import StepsInParts
+from autobalance.strategy.planning.loaders import tensors_in
+from autobalance.strategy.recovery.recovery import Recovery
 from autobalance.strategy.summary import tell
 
 if TYPE_CHECKING:
     from pytorch_lightning.strategies import ParallelStrategy as Base
 
     from autobalance.partitioning.plan import Plan
-    from autobalance.strategy.drift import Drift
-    from autobalance.strategy.replan import Learned
+    from autobalance.strategy.planning.replan import Learned
+    from autobalance.strategy.watching.drift import Drift
 else:
     Base = object
 

@@ -10,23 +10,23 @@ import torch
 
 from autobalance.compat import call_around_closures, call_around_hooks, set_lightning_device
 from autobalance.execution.naive import NaiveSchedule
-from autobalance.strategy.drift import Drift
 from autobalance.strategy.one_process import OneProcess
 from autobalance.strategy.optimizers import send_state_home
 from autobalance.strategy.options import Options
+from autobalance.strategy.parts.steps_in_parts import StepsInParts, steps_in_parts
 from autobalance.strategy.placed import Placed
 from autobalance.strategy.plain_checkpoints import PlainCheckpoints
-from autobalance.strategy.planning import plan_run, read_plan
-from autobalance.strategy.rebalance import rebalance
-from autobalance.strategy.recovery import Recovery
+from autobalance.strategy.planning.planning import plan_run, read_plan
+from autobalance.strategy.planning.rebalance import rebalance
+from autobalance.strategy.recovery.recovery import Recovery
 from autobalance.strategy.registration import STRATEGY_NAME, lightning_root
 from autobalance.strategy.scheduled_steps import ScheduledSteps
-from autobalance.strategy.steps_in_parts import StepsInParts, steps_in_parts
 from autobalance.strategy.summary import log_plan
+from autobalance.strategy.watching.drift import Drift
 
 if TYPE_CHECKING:
     from autobalance.partitioning.plan import Plan
-    from autobalance.strategy.replan import Learned
+    from autobalance.strategy.planning.replan import Learned
 
 
 class SelfBalanceStrategy(ScheduledSteps, PlainCheckpoints, OneProcess):

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from autobalance.strategy.data_parallel import faster_with_ddp
+from autobalance.strategy.planning.data_parallel import faster_with_ddp
 from autobalance.strategy.registration import lightning_root
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from autobalance.partitioning.plan import Plan
 from autobalance.placement.pairs import check_pairs
 from autobalance.profiling.profiler import Profiler
 from autobalance.simulated import simulate
-from autobalance.strategy import best_plan
-from autobalance.strategy.best_plan import searched
+from autobalance.strategy.planning import best_plan
+from autobalance.strategy.planning.best_plan import searched
 from tests.models import loader
 from tests.random_models import Recipe, draw_recipe, fields_of
 

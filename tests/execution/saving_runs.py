@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import autobalance
 from autobalance.blocks import find_blocks
-from autobalance.execution.host_optimizer import host_parameters, on_host
 from autobalance.execution.running import running_of
+from autobalance.execution.savings.host_optimizer import host_parameters, on_host
 from autobalance.partitioning.plan import Plan
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.trial import Batch, PlainTrial

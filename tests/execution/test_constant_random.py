@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autobalance.execution.constant_random import constant_random
+from autobalance.execution.equivalence.constant_random import constant_random
 from autobalance.profiling.sandbox import random_state_kept
 from autobalance.simulated import simulate
 

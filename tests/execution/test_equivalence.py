@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
-from autobalance.execution.equivalence import Outcome, Verdict, equivalent
-from autobalance.execution.few_samples import FewSamples, few_samples
-from autobalance.execution.merging import Rule
+from autobalance.execution.batches.merging import Rule
+from autobalance.execution.equivalence.equivalence import Outcome, Verdict, equivalent
+from autobalance.execution.equivalence.few_samples import FewSamples, few_samples
 from autobalance.simulated import simulate
 
 

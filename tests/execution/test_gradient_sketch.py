@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from autobalance.execution.constant_random import constant_random
-from autobalance.execution.gradient_sketch import length, sketch_of, sketching, weighted
+from autobalance.execution.equivalence.constant_random import constant_random
+from autobalance.execution.equivalence.gradient_sketch import length, sketch_of, sketching, weighted
 from autobalance.simulated import simulate
 
 

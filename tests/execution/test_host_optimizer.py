@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import autobalance
-from autobalance.execution.host_optimizer import host_parameters, is_on_host, on_host
+from autobalance.execution.savings.host_optimizer import host_parameters, is_on_host, on_host
 from autobalance.partitioning.judge import judge
 from autobalance.partitioning.transfers import crossings_of
 from autobalance.simulated import simulate

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from autobalance.execution.merge_rules import Mismatch, guess, learn
-from autobalance.execution.merging import Rule, UnmergeableError, apply, merge
-from autobalance.execution.splitting import parts_of
+from autobalance.execution.batches.merge_rules import Mismatch, guess, learn
+from autobalance.execution.batches.merging import Rule, UnmergeableError, apply, merge
+from autobalance.execution.batches.splitting import parts_of
 
 Output = namedtuple("Output", ["loss", "logits"])
 

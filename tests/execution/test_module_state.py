@@ -6,7 +6,7 @@ import weakref
 
 from torch import nn
 
-from autobalance.execution.module_state import ModuleState, first_difference
+from autobalance.execution.equivalence.module_state import ModuleState, first_difference
 
 
 def test_references_made_anew_are_no_difference_and_references_to_something_else_are() -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import autobalance
-from autobalance.execution.offload import OnHostUntilBackward
-from autobalance.execution.saved_tensors import Part, SavedTensors
+from autobalance.execution.savings.offload import OnHostUntilBackward
+from autobalance.execution.savings.saved_tensors import Part, SavedTensors
 from autobalance.partitioning.replay import replay
 from autobalance.placement.hooks import Door
 from autobalance.placement.locate import DeviceLocator

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from autobalance.blocks.blocks import Blocks
 from autobalance.execution.micro_batch import MicroBatch
 from autobalance.execution.pipeline import Pipeline
-from autobalance.execution.recompute import recompute
+from autobalance.execution.savings.recompute import recompute
 from autobalance.execution.seeds import SeededVisits, glue_seed, step_seed, visit_seed
 from autobalance.placement.hooks import Door
 from autobalance.placement.install import install

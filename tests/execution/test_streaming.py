@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import autobalance
 from autobalance.blocks import Blocks
 from autobalance.execution.running import Running
-from autobalance.execution.savings import homes_of, refuse_shared_weights
+from autobalance.execution.savings.savings import homes_of, refuse_shared_weights
 from autobalance.partitioning.judge import judge
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.transfers import crossings_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autobalance.execution.writes_kept import WritesKept
+from autobalance.execution.equivalence.writes_kept import WritesKept
 from autobalance.simulated import simulate
 
 Write = Callable[[nn.Parameter, Tensor], object]

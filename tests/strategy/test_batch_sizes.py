@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autobalance
 from autobalance.profiling.profile import Profile
-from autobalance.strategy import best_plan
-from autobalance.strategy.batch_sizes import for_any_batch
+from autobalance.strategy.planning import best_plan
+from autobalance.strategy.planning.batch_sizes import for_any_batch
 
 pytestmark = pytest.mark.usefixtures("simulated")
 

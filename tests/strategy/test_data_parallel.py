@@ -8,7 +8,7 @@ import pytest
 
 from autobalance.partitioning.search import plan
 from autobalance.profiling.profile import Profile
-from autobalance.strategy.data_parallel import faster_with_ddp
+from autobalance.strategy.planning.data_parallel import faster_with_ddp
 
 PROFILE = Profile.from_costs(static=[2**20] * 8, saved=[2**18] * 8, forward_time=[0.1] * 8, backward_time=[0.2] * 8)
 

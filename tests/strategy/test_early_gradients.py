@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from autobalance.strategy.early_gradients import EarlyGradients
+from autobalance.strategy.parts.early_gradients import EarlyGradients
 
 
 def parameter(gradient: float) -> nn.Parameter:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 import autobalance
-from autobalance.strategy.loaders import describe, elements_in, sample_batches
 from autobalance.strategy.options import Options
-from autobalance.strategy.undisturbed import undisturbed
+from autobalance.strategy.planning.loaders import describe, elements_in, sample_batches
+from autobalance.strategy.planning.undisturbed import undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
@@ -112,7 +112,7 @@ def test_training_after_sampling_and_trial_is_that_without(
         return model.seen, model.state_dict(), made.strategy.plan
 
     seen, weights, plan = run()
-    monkeypatch.setattr("autobalance.strategy.planning.sample_batches", None)
+    monkeypatch.setattr("autobalance.strategy.planning.planning.sample_batches", None)
     expected_seen, expected_weights, _ = run(replace(plan, fingerprint=""))  # not knowing its batch, it asks for none
     assert len(seen) == len(expected_seen) == 2 * SIZE // 4
     assert all(torch.equal(one, other) for one, other in zip(seen, expected_seen, strict=True))
@@ -220,7 +220,7 @@ def test_a_data_module_never_notices(
         return model.seen, made.strategy.plan
 
     seen, plan = run()
-    monkeypatch.setattr("autobalance.strategy.planning.sample_batches", None)
+    monkeypatch.setattr("autobalance.strategy.planning.planning.sample_batches", None)
     expected, _ = run(replace(plan, fingerprint=""))
     assert len(seen) == len(expected) == 8
     assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))

@@ -17,7 +17,7 @@ from autobalance.measuring.measure import measure
 from autobalance.measuring.measurement import Measurement
 from autobalance.profiling.lazy import learn_shapes
 from autobalance.profiling.trial import Batch
-from autobalance.strategy.trial import LightningTrial
+from autobalance.strategy.trials.trial import LightningTrial
 
 WIDTH = 8
 

@@ -7,7 +7,7 @@ import torch
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from autobalance.strategy.metrics import stand_in_for_metric
+from autobalance.strategy.trials.metrics import stand_in_for_metric
 
 
 @pytest.mark.usefixtures("simulated")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 import autobalance
-from autobalance.strategy.metric_parts import MetricParts
+from autobalance.strategy.parts.metric_parts import MetricParts
 from autobalance.strategy.registration import strategy_class
 
 pytestmark = pytest.mark.usefixtures("simulated")

@@ -19,10 +19,10 @@ from autobalance.errors import InfeasiblePlanError
 from autobalance.execution.running import Running
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Forecast
-from autobalance.strategy import planning
-from autobalance.strategy.best_plan import ATTEMPTS, checked_plan, planned_devices
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
+from autobalance.strategy.planning import planning
+from autobalance.strategy.planning.best_plan import ATTEMPTS, checked_plan, planned_devices
 
 
 class Trials:

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 import autobalance
 from autobalance.execution.micro_batch import current_micro_batch
-from autobalance.strategy.rebalance import move_to_plan, send_batch
-from autobalance.strategy.replan import Learned
+from autobalance.strategy.planning.rebalance import move_to_plan, send_batch
+from autobalance.strategy.planning.replan import Learned
 
 STEPS, WIDTH = 6, 16
 

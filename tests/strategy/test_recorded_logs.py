@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
-from autobalance.execution.merging import Rule
+from autobalance.execution.batches.merging import Rule
+from autobalance.execution.batches.splitting import parts_of
 from autobalance.execution.micro_batch import MicroBatch, working_on
-from autobalance.execution.splitting import parts_of
-from autobalance.strategy.recorded_logs import RecordedLogs
+from autobalance.strategy.parts.recorded_logs import RecordedLogs
 
 Step = Callable[[Any, Tensor, Tensor, Tensor], None]
 """What a module logs, given itself, predictions, targets and losses of samples."""

@@ -15,10 +15,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from autobalance.execution.merging import Rule
+from autobalance.execution.batches.merging import Rule
+from autobalance.strategy.parts.self_test import log_rules, verdict_on
 from autobalance.strategy.registration import strategy_class
 from autobalance.strategy.scheduled_steps import ScheduledSteps
-from autobalance.strategy.self_test import log_rules, verdict_on
 
 Step = Callable[[Any, Tensor, Tensor], Any]
 

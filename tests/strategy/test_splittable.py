@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.strategy.options import Options
-from autobalance.strategy.splittable import against_overlap, in_words, on_deferred, reasons
+from autobalance.strategy.parts.splittable import against_overlap, in_words, on_deferred, reasons
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autobalance
 from autobalance.devices.device import Device
-from autobalance.strategy.stage_times import StageTimes
+from autobalance.strategy.watching.stage_times import StageTimes
 
 STAGES, PARTS = 4, 4
 WIDTH, ROWS = 16, 16

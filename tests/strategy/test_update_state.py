@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from autobalance.execution.host_optimizer import on_host
-from autobalance.strategy.update_state import UpdateState
+from autobalance.execution.savings.host_optimizer import on_host
+from autobalance.strategy.recovery.update_state import UpdateState
 
 
 class Fails(torch.optim.SGD):

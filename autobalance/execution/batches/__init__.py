@@ -1,0 +1,1 @@
+"""Batches in parts, and what their steps give merged."""

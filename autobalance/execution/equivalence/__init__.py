@@ -1,0 +1,1 @@
+"""Whether parts of a batch give what the batch gives."""

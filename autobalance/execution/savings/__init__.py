@@ -1,0 +1,1 @@
+"""What blocks do to hold less memory."""

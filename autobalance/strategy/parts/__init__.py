@@ -1,0 +1,1 @@
+"""Steps in micro-batches, between Lightning's own calls."""

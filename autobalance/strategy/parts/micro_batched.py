@@ -1,0 +1,203 @@
+"""Batches in parts: each part is a micro-batch of the step, and what they give is merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from autobalance.compat import gradient_hooks, gradient_hooks_off, skips_backward
+from autobalance.execution.batch_norm import FEWEST_SAMPLES, deferring, install_deferred
+from autobalance.execution.batches.splitting import Parts, parts_of
+from autobalance.execution.equivalence.equivalence import Verdict
+from autobalance.execution.pipeline import Pipeline
+from autobalance.execution.seeds import step_seed
+from autobalance.strategy.gradients import sees_gradients_before_backward
+from autobalance.strategy.parts.early_gradients import EarlyGradients
+from autobalance.strategy.parts.pipelined import PipelinedSteps, backward_of_part, without_graph
+from autobalance.strategy.parts.recorded_logs import RecordedLogs
+from autobalance.strategy.parts.room_for_test import has_room_for_two
+from autobalance.strategy.parts.self_test import log_rules, verdict_on
+from autobalance.strategy.parts.splittable import hooks_after_accumulation
+from autobalance.strategy.summary import tell
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """What the test before the first batch of a step has found: how to split its batches, or why not to."""
+
+    steps: PipelinedSteps
+    verdict: Verdict
+
+    @property
+    def reduction(self) -> str:
+        return "sum" if self.verdict.loss_rule == "sum" else "mean"
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        return {"rules": self.verdict.output_rules, "log_rules": log_rules(self.verdict)}
+
+
+class MicroBatchedSteps:
+    """Splits the batches of one Trainer, and stands between its `training_step`, `zero_grad` and `backward`.
+
+    Args:
+        trainer: in a run, its model placed.
+        pipeline: runs micro-batches; the doors of the model's blocks tell it of their calls.
+        glue: the context for the user's code.
+        count: into how many parts a batch is split, as far as it has samples.
+        defers_norms: whether batch norms' running statistics are to be those of the full batch.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        pipeline: Pipeline,
+        glue: Callable[[], AbstractContextManager[None]],
+        count: int,
+        defers_norms: bool = False,
+    ) -> None:
+        self._trainer = trainer
+        self._pipeline = pipeline
+        self._count = count
+        self._glue = glue
+        self._checked: dict[tuple[Any, ...], _Checked] = {}
+        self._early: EarlyGradients | None = None
+        self._norms = install_deferred(trainer.lightning_module) if defers_norms else None
+
+    is_in_window = False
+    """Whether batches that are still to come have been run: never."""
+
+    @property
+    def have_run_backward(self) -> bool:
+        """Whether the training step before has made its gradients, which `backward` then only gives back."""
+        return self._early is not None
+
+    def refusal(self, step: Callable[..., Any], batch: Any, *others: Any) -> str | None:
+        """Why batches of this step must not be split, as a test on a part of the first one shows; None: they may.
+
+        Args:
+            step: Lightning's step of the strategy.
+            batch: of the step.
+            others: what else the step takes.
+        """
+        checked = self._check(step, batch, others)
+        return None if checked.verdict.ok else checked.verdict.reason
+
+    def train(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
+        """Run one training step, its backwards too.
+
+        Args:
+            step: Lightning's step of the strategy.
+            batch: of the step.
+            others: what else the step takes.
+
+        Returns:
+            What the step would return for the full batch.
+        """
+        parts, run = self._parts(batch, trains=True), self._run(step, others)
+        if len(parts.sizes) < 2:
+            return run(batch)
+        trainer, checked = self._trainer, self._check(step, batch, others)
+        if skips_backward(trainer):
+            return checked.steps.evaluate(
+                parts, lambda part: without_graph(run(part)), **checked.rules, seed=step_seed()
+            )
+        accumulated = trainer.accumulate_grad_batches
+
+        def backward(loss: Tensor) -> None:
+            with self._glue():
+                backward_of_part(
+                    trainer.precision_plugin, loss / accumulated, trainer.lightning_module, trainer.optimizers[0]
+                )
+
+        is_first = trainer.fit_loop.epoch_loop.batch_idx % accumulated == 0
+        parameters = list(trainer.lightning_module.parameters())
+        hooks = [gradient_hooks(parameter) for parameter in parameters]
+        early = EarlyGradients(parameters, is_first, sees_gradients_before_backward(trainer), hooks)
+        with early.made(), deferring(self._norms), gradient_hooks_off(parameters):
+            output = checked.steps.train(
+                parts, run, backward, reduction=checked.reduction, **checked.rules, seed=step_seed()
+            )
+        self._early = early
+        return output
+
+    def give_back_gradients(self) -> None:
+        """Show the gradients that the last training step has made."""
+        assert self._early is not None
+        with self._glue():  # for hooks on parameters
+            self._early.give_back()
+        self._early = None
+
+    def evaluate(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
+        """Run one validation, test or prediction step.
+
+        Args:
+            step: Lightning's step of the strategy.
+            batch: of the step.
+            others: what else the step takes.
+
+        Returns:
+            What the step would return for the full batch, in the order of its samples.
+        """
+        parts, run = self._parts(batch), self._run(step, others)
+        if len(parts.sizes) < 2:
+            return run(batch)
+        checked = self._check(step, batch, others)
+        if not checked.verdict.ok:
+            return run(batch)
+        return checked.steps.evaluate(parts, run, **checked.rules)
+
+    def is_prepared(self, batch: Any) -> bool:
+        """No batch is taken ahead of its turn."""
+        return False
+
+    def remove(self) -> None:
+        """Let batch norms update their statistics as they come."""
+        if self._norms is not None:
+            self._norms.remove()
+
+    def _parts(self, batch: Any, trains: bool = False) -> Parts:
+        fewest = FEWEST_SAMPLES if trains and self._norms is not None and self._norms.has_any else 1
+        return parts_of(self._trainer.lightning_module, batch, self._count, fewest=fewest)
+
+    def _run(self, step: Callable[..., Any], others: tuple[Any, ...]) -> Callable[[Any], Any]:
+        def run(part: Any) -> Any:
+            with self._glue():
+                return step(part, *others)
+
+        return run
+
+    def _samples_at_once(self, batch: Any) -> int:
+        """One less than a micro-batch has, for what the test itself holds.
+
+        Of others in flight, stages hold little where blocks run again or offload.
+        """
+        return max(self._parts(batch, self._trainer.training).sizes) - 1
+
+    def _has_room(self) -> bool:
+        strategy = self._trainer.strategy
+        return has_room_for_two(strategy.plan, strategy.parallel_devices)
+
+    def _check(self, step: Callable[..., Any], batch: Any, others: tuple[Any, ...]) -> _Checked:
+        # The loaders of one hook may give batches of different kinds: the index comes after that of the batch.
+        key = step.__name__, *others[1:]
+        if key not in self._checked:
+            trainer = self._trainer
+            found = hooks_after_accumulation(trainer.lightning_module) if trainer.training else None
+            if found is not None:  # set since the plan was made
+                verdict = Verdict(False, found)
+            else:
+                verdict = verdict_on(
+                    trainer, step, batch, others, self._glue, most=self._samples_at_once(batch), has_room=self._has_room
+                )
+            if verdict.note:
+                tell(trainer, verdict.note)
+            logs = RecordedLogs(trainer.lightning_module)
+            self._checked[key] = _Checked(PipelinedSteps(self._pipeline, logs), verdict)
+            if not verdict.ok and step.__name__ != "training_step":
+                tell(trainer, f"`{step.__name__}` runs on whole batches: {verdict.reason}")
+        return self._checked[key]

@@ -1,0 +1,279 @@
+"""The best plan for the Trainer's run: profiled by a trial, searched, and checked by a trial of its placement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from traceback import walk_tb
+from typing import Any
+
+import psutil
+import torch
+
+from autobalance.blocks import find_blocks
+from autobalance.devices.detect import detect_devices
+from autobalance.devices.device import Device
+from autobalance.errors import InfeasiblePlanError
+from autobalance.execution.running import running_of
+from autobalance.kernels.present import present_gpu
+from autobalance.kernels.target import find_target
+from autobalance.partitioning.plan import Plan
+from autobalance.partitioning.search import plan as search
+from autobalance.partitioning.times import launch_seconds
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.profiler import Forecast, Profiler
+from autobalance.profiling.trial import Batch
+from autobalance.report.progress import ProgressBar
+from autobalance.simulated import device_at
+from autobalance.strategy.options import Options
+from autobalance.strategy.parts.splittable import in_words
+from autobalance.strategy.planning.batch_sizes import for_any_batch
+from autobalance.strategy.planning.ways import Way, choice_for
+from autobalance.strategy.summary import tell
+from autobalance.strategy.trials.trial import STEPS, LightningTrial
+from autobalance.units import format_size
+
+ATTEMPTS = 8  # plans that are traced before giving up; one is enough unless budgets are tight to the last kilobyte
+
+
+def best_plan(
+    trainer: Any,
+    options: Options,
+    devices: Sequence[torch.device],
+    batches: Sequence[Batch],
+    targets: Sequence[Device] | None = None,
+) -> Plan:
+    """Profile the Trainer's module, and search the best plan whose installed trace keeps every budget.
+
+    Args:
+        trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
+        options: how to plan.
+        devices: the Trainer's devices.
+        batches: one of every loader the run will meet, training first.
+        targets: what the devices can hold, where that is not what is free on them now.
+
+    Returns:
+        The plan; its peaks are those of the trace with the placement installed.
+
+    Raises:
+        InfeasiblePlanError: if no plan fits.
+    """
+    module = trainer.lightning_module
+    blocks, trial = find_blocks(module), LightningTrial(trainer)
+    shown = trainer.progress_bar_callback is not None
+    with ProgressBar("profiling", total=STEPS * len(blocks)) if shown else nullcontext() as progress:
+        profiler = Profiler(
+            module,
+            blocks,
+            trial,
+            batches,
+            training=trainer.state.fn == "fit",
+            target=find_target("cuda" if devices[0].type == "cuda" else "simulated", present_gpu()),
+            progress=progress,
+        )
+        profile, targets = profiler.profile(), targets or planned_devices(devices)
+        if not batches or not options.may_split or not _gains_by_micro_batches(profile, targets, options):
+            return checked_plan(profiler, profile, targets, options)
+        choice = choice_for(trainer, options, batches[0].data, len(targets), trial)
+        if choice.way is Way.WINDOW:
+            return _plan_for_windows(profiler, trial, profile, targets, options)
+        found: Plan | str = choice.why
+        if choice.way is Way.PARTS:
+            found = _plan_for_parts(profiler, for_any_batch(profiler, profile), targets, options)
+        if isinstance(found, Plan):
+            return found
+        tell(trainer, found)
+        return checked_plan(profiler, profile, targets, options.whole)
+
+
+def _gains_by_micro_batches(profile: Profile, devices: Sequence[Device], options: Options) -> bool:
+    """Whether a plan with micro-batches is asked for, or may be better: what they take costs more traces."""
+    if (options.schedule, options.micro_batches) != ("auto", "auto"):
+        return True
+    try:
+        whole = searched(profile, devices, options)
+    except InfeasiblePlanError:
+        return True
+    # The host launches as many kernels for a part as for the whole, and each part comes after the one before.
+    return options.policy == "auto" and whole.step_time > 2 * launch_seconds(profile, devices)
+
+
+def _plan_for_parts(profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options) -> Plan | str:
+    """The best plan that splits batches where that is better, or why none can be made, in words."""
+    if not profile.is_scalable:
+        return in_words([profile.notes[-1]])
+    try:
+        return checked_plan(profiler, profile, devices, options)
+    except InfeasiblePlanError:
+        raise
+    except Exception as error:  # whatever the user's step raises where a part has few samples
+        if not isinstance(error, ValueError) and not _comes_from_step(error):
+            raise
+        said = str(error).strip().split("\n")[0].rstrip(".")
+        return in_words([f"the step does not run on parts of a batch ({type(error).__name__}: {said})"])
+
+
+def _comes_from_step(error: BaseException) -> bool:
+    """Whether an error was raised by a step of the user's, and not by what plans for it."""
+    return any(
+        frame.f_code.co_name in _STEPS and "autobalance" not in frame.f_globals.get("__name__", "").split(".")
+        for frame, _ in walk_tb(error.__traceback__)
+    )
+
+
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+
+
+def _plan_for_windows(
+    profiler: Profiler, trial: LightningTrial, profile: Profile, devices: Sequence[Device], options: Options
+) -> Plan:
+    """The best plan that overlaps the batches of a window, or takes them one by one where that is asked for nowhere,
+    and is as fast or all that fits."""
+    trial.takes_windows = True
+    is_asked_for = options.micro_batches == "accumulate"
+    try:
+        found = checked_plan(profiler, profiler.profile(), devices, options, window=trial.window)
+    except InfeasiblePlanError:
+        if is_asked_for:
+            raise
+        found = None
+    if found is not None and (is_asked_for or found.step_time < trial.window * _whole_time(profile, devices, options)):
+        return found
+    trial.takes_windows = False
+    return checked_plan(profiler, profile, devices, options.whole)
+
+
+def _whole_time(profile: Profile, devices: Sequence[Device], options: Options) -> float:
+    """Seconds of a step that takes batches whole; infinite where that does not fit."""
+    try:
+        return searched(profile, devices, options.whole).step_time
+    except InfeasiblePlanError:
+        return math.inf
+
+
+def checked_plan(
+    profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options, window: int = 0
+) -> Plan:
+    """Search until the trace with the placement installed keeps every budget.
+
+    The search scores by replay; what it does not see (a copy that two blocks could share, say) is found by the trace,
+    and held against the budgets of the next search.
+
+    Args:
+        profiler: traces placements.
+        profile: what the blocks cost.
+        devices: what there is.
+        options: how to plan.
+        window: batches that one step takes as its micro-batches; 0: as the options say.
+
+    Raises:
+        InfeasiblePlanError: if no plan fits, or none of the plans that the search found does when installed.
+    """
+    excess = [0] * len(devices)
+    for _ in range(ATTEMPTS):
+        plan = searched(profile, devices, options, excess, window)
+        found = forecast(profiler, plan)
+        peaks = [device.peak for device in found]
+        if all(peak <= budget for peak, budget in zip(peaks, plan.budgets, strict=True)):
+            return plan.with_peaks(peaks, [_highest(plan, found)])
+        excess = [
+            max(before, peak - replayed) for before, peak, replayed in zip(excess, peaks, plan.peaks, strict=True)
+        ]
+    raise _never_fits(plan, peaks)
+
+
+def searched(
+    profile: Profile,
+    devices: Sequence[Device],
+    options: Options,
+    excess: Sequence[int] | None = None,
+    window: int = 0,
+) -> Plan:
+    """The best plan by the replay of the profile, not traced with its placement installed yet.
+
+    Args:
+        profile: what the blocks cost.
+        devices: what there is.
+        options: how to plan.
+        excess: bytes by which each device is known to stand above the replay.
+        window: as for `checked_plan`.
+
+    Raises:
+        InfeasiblePlanError: if no plan fits.
+    """
+    return search(
+        profile,
+        list(devices),
+        policy=options.policy,
+        micro_batches=window or options.micro_batches,
+        schedule=options.schedule,
+        max_memory=options.max_memory,
+        reserve=options.reserve,
+        pin=options.pin,
+        recompute=options.recompute,
+        offload=options.offload,
+        excess=excess,
+        accumulated=window > 0,
+    )
+
+
+def forecast(profiler: Profiler, plan: Plan) -> list[Forecast]:
+    """Peaks of a plan, traced with its placement installed.
+
+    Args:
+        profiler: traces placements.
+        plan: the plan.
+    """
+    return profiler.forecast(
+        plan.block_names, plan.assignment, plan.loose_map, plan.root, len(plan.devices), running_of(plan)
+    )
+
+
+def planned_devices(devices: Sequence[torch.device]) -> list[Device]:
+    """What the Trainer's devices can hold now.
+
+    Args:
+        devices: of one type; those of the CPU share the host's memory equally, and simulated ones are as fast as they
+            were configured.
+    """
+    if devices[0].type == "cuda":
+        return list(detect_devices([device.index or 0 for device in devices]))
+    host = psutil.virtual_memory()
+    if devices[0].type == "cpu":
+        return [Device(f"cpu:{index}", host.available // len(devices)) for index in range(len(devices))]
+    backend = torch.get_device_module(devices[0])
+    free = [min(backend.mem_get_info(device)[0], host.total) for device in devices]
+    configured = [device_at(device.index or 0) for device in devices]
+    names = {one.name: str(device) for one, device in zip(configured, devices, strict=True)}
+    return [
+        replace(
+            one,
+            name=str(device),
+            capacity=bytes_free,
+            links=tuple((names.get(other, other), rate) for other, rate in one.links),
+        )
+        for one, device, bytes_free in zip(configured, devices, free, strict=True)
+    ]
+
+
+def _highest(plan: Plan, found: Sequence[Forecast]) -> str:
+    uses = [device.peak / max(1, budget) for device, budget in zip(found, plan.budgets, strict=True)]
+    fullest = max(range(len(uses)), key=uses.__getitem__)
+    return f"the highest use is reached in: {found[fullest].phase} ({plan.devices[fullest].name})"
+
+
+def _never_fits(plan: Plan, peaks: Sequence[int]) -> InfeasiblePlanError:
+    lines = [
+        f"  {device.name}: need {format_size(peak)}, budget {format_size(budget)}, "
+        f"short of {format_size(max(0, peak - budget))}"
+        for device, peak, budget in zip(plan.devices, peaks, plan.budgets, strict=True)
+    ]
+    return InfeasiblePlanError(
+        f"none of the {ATTEMPTS} best plans keeps its budgets when its placement is traced; the last one:\n"
+        + "\n".join(lines)
+        + "\nA smaller batch, more devices or a few more kilobytes of budget will help.",
+        need=tuple(peaks),
+        budget=plan.budgets,
+    )

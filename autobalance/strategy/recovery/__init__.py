@@ -1,0 +1,1 @@
+"""Steps that run out of memory, run again under another plan."""

@@ -1,0 +1,1 @@
+"""One step of the Trainer on a copy of the module, for profiles and forecasts."""

@@ -1,0 +1,1 @@
+"""What a run reaches beside what was predicted."""
