@@ -10,8 +10,9 @@ does the strategy itself on one device, whose first loss has to be the same to t
 
 A gradient may differ by 1e-6, or by 1e-6 of the largest of its parameter if that is more than 1; in bfloat16 by 2e-2 of
 the largest of its parameter, or of a hundredth of the largest of the model if that is more. A loss may differ by as
-much, for its own size. A peak may lie 0.5 % beside the plan's, and never above the budget. Exit status 1 where a bar is
-missed, or where a batch was not split as the plan says.
+much, for its own size, or by as much as those of two whole models whose weights are one rounding apart: training some
+models multiplies any difference. A peak may lie 0.5 % beside the plan's, and never above the budget. Exit status 1
+where a bar is missed, or where a batch was not split as the plan says.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def judge(case: Case, package: str = "lightning.pytorch", steps: int = 20) -> Ve
     tolerance = AUTOCAST if case.recipe.autocast else EXACT
     gradient = max(_differences(split, whole, case.recipe.autocast), default=0.0) / tolerance
     loss = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(split.losses, whole.losses, strict=True)) / tolerance
+    if loss > 1:
+        loss *= tolerance / max(tolerance, _of_one_rounding(case, steps))
     beside = zip(split.peaks, split.plan.peaks, strict=True)
     peak = max(abs(reached - planned) / max(1, planned) for reached, planned in beside)
     faults = [*_faults(case, split, whole, gradient, loss, peak)]
@@ -77,6 +80,12 @@ def judge(case: Case, package: str = "lightning.pytorch", steps: int = 20) -> Ve
         if split.losses[0] != alone.losses[0] or gradient > 1:
             faults.append(f"the first loss is {split.losses[0]}, but {alone.losses[0]} if all is on one device")
     return Verdict(case, gradient, loss, peak, tuple(faults))
+
+
+def _of_one_rounding(case: Case, steps: int) -> float:
+    """How far apart the losses of the whole model are if its weights are one rounding apart."""
+    one, other = (run_whole(case.recipe, steps, nudge).losses for nudge in (0.0, torch.finfo(torch.float32).eps))
+    return max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(one, other, strict=True))
 
 
 def _differences(split: Run, whole: Run, is_autocast: bool) -> Iterator[float]:

@@ -374,7 +374,7 @@ class _Seeds:
         torch.set_rng_state(self._between)
 
 
-def run_whole(recipe: Recipe, steps: int = STEPS) -> Run:
+def run_whole(recipe: Recipe, steps: int = STEPS, nudge: float = 0.0) -> Run:
     """Train in a plain loop, whole batches on one device: the host, or a simulated one if it computes in bfloat16.
 
     Example:
@@ -383,11 +383,17 @@ def run_whole(recipe: Recipe, steps: int = STEPS) -> Run:
     Args:
         recipe: of the model.
         steps: optimizer steps.
+        nudge: share by which every weight is larger or smaller than the recipe's, as a coin falls.
     """
     with simulate(1):
         # Kernels that draw random numbers, and those that autocast casts for, are others on the host.
         on = torch.device("simulated", 0) if recipe.autocast or recipe.dropout else torch.device("cpu")
         run, model = Run(parts=1), recipe.make().to(on)
+        coins = torch.Generator().manual_seed(recipe.seed)
+        with torch.no_grad():
+            for parameter in model.parameters() if nudge else ():
+                heads = torch.rand(parameter.shape, generator=coins) < 0.5
+                parameter.mul_(torch.where(heads, 1 + nudge, 1 - nudge).to(on))
         optimizer = model.configure_optimizers()
         torch.manual_seed(recipe.seed)
         for batch in recipe.batches(steps):
