@@ -221,6 +221,34 @@ def test_an_error_in_a_block_gives_its_weights_back() -> None:
     case.loss(model, case.batches[0]).backward()
 
 
+class LosesNumbers(nn.Module):
+    """Puts a tensor without numbers in the place of its first buffer, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mark", torch.zeros(1))
+        self.register_buffer("calls", torch.zeros(1))
+        self.loses = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.loses:
+            self.mark = torch.zeros(1, device="meta")
+        return self.linear(x)
+
+
+def test_a_buffer_that_cannot_be_put_back_keeps_no_other_from_that() -> None:
+    case = chain(b=LosesNumbers)
+    model = dispatched(case)
+    model.b.loses = True
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        model(case.batches[0])
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"cpu"}
+    assert model.b.calls.item() == 1
+    assert held() == 0
+
+
 def test_a_weight_that_another_block_has_on_its_device_is_refused_by_name() -> None:
     model = Three()
     model.c.linear.weight = model.a.linear.weight

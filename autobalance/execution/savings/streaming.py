@@ -182,12 +182,12 @@ class _Lent(NamedTuple):
 @contextmanager
 def _weights_on_device(streaming: Streaming) -> Iterator[dict[int, Rest]]:
     """Inside, the module's parameters and buffers are copies on its device; gives what these are, by storage."""
-    lent: list[_Lent] = []
     known: dict[int, Rest] = {}
     arrivals = [(part, name, tensor, streaming.fetch(tensor)) for part, name, tensor in _registered(streaming)]
     streaming.begin()
-    _running.modules.append(streaming)
-    try:
+    with ExitStack() as leaving:  # one that cannot be put back keeps no other on the device
+        _running.modules.append(streaming)
+        leaving.callback(_running.modules.remove, streaming)
         while arrivals:
             part, name, tensor, arrival = arrivals.pop()
             there = arrival.wait()
@@ -195,14 +195,10 @@ def _weights_on_device(streaming: Streaming) -> Iterator[dict[int, Rest]]:
                 known[storage_key(there.untyped_storage())] = _Weights(streaming, tensor)
             if torch.is_grad_enabled() and tensor.requires_grad:
                 there = _Fetched.apply(tensor, there)  # type: ignore[no-untyped-call]
-            lent.append(_Lent(part, name, tensor, there, version(there)))
+            leaving.callback(_put_back, _Lent(part, name, tensor, there, version(there)))
             _table(part, name)[name] = there
         with flat_weights_of(streaming.module):
             yield known
-    finally:
-        _running.modules.remove(streaming)
-        while lent:
-            _put_back(lent.pop())
 
 
 def _registered(streaming: Streaming) -> Iterator[tuple[nn.Module, str, Tensor]]:
