@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autobalance.compat import storage_key
 from autobalance.kernels.target import Target
 from autobalance.placement.locate import with_index
-from autobalance.profiling.nested import tensors_in
+from autobalance.profiling.operands import operands_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.simulated import backend as simulated
 from autobalance.simulated.configure import from_environment
@@ -195,8 +195,8 @@ class _New(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        there = {storage_key(tensor.untyped_storage()) for tensor in tensors_in((args, kwargs))}
-        for made in tensors_in([result]):
+        there = {storage_key(tensor.untyped_storage()) for tensor in operands_in((args, kwargs))}
+        for made in operands_in([result]):
             storage = made.untyped_storage()
             if storage_key(storage) not in there or self._tracer.find(storage) is not None:
                 self._tracer.allocate(storage, storage.nbytes(), 0)

@@ -51,21 +51,35 @@ def parts(value: Any) -> Iterator[Any]:
         yield from attributes(value).values()
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, however deep.
+_DEEPEST = 6
+"""Levels down to which objects that are no data are looked into: they may hold on to anything."""
+
+
+def tensors_in(value: Any, in_objects: bool = False) -> Iterator[Tensor]:
+    """The tensors in a value, however deep: each once, in order.
+
+    Example:
+        >>> [tensor.item() for tensor in tensors_in({"a": torch.tensor(1), "b": [torch.tensor(2), None]})]
+        [1, 2]
 
     Args:
         value: of any kind.
+        in_objects: whether attributes of all objects count, not only of those that stand for data.
     """
-    seen: set[int] = set()
-    unread = [value]
+    seen: dict[int, Any] = {}  # held, so that no other object can have the id of one of them
+    unread = [(value, 0)]
     while unread:
-        item = unread.pop()
+        item, depth = unread.pop()
+        if is_atom(item) or id(item) in seen:
+            continue
+        seen[id(item)] = item
         if isinstance(item, Tensor):
             yield item
-        elif not is_atom(item) and id(item) not in seen:
-            seen.add(id(item))
-            unread += parts(item)
+            continue
+        inside = list(parts(item))
+        if in_objects and not _is_data(item) and depth < _DEEPEST:
+            inside += attributes(item).values()
+        unread += [(part, depth + 1) for part in reversed(inside)]
 
 
 def attributes(value: Any) -> dict[str, Any]:

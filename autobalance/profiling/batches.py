@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autobalance.placement.contents import is_atom, parts
+from autobalance.placement.contents import tensors_in
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
 from autobalance.profiling.trial import HostLocator
@@ -27,7 +27,7 @@ def samples_in(data: Any) -> int:
     Raises:
         ValueError: there is no tensor, or their first dimensions differ.
     """
-    sizes = sorted({tensor.shape[0] for tensor in _tensors_in(data) if tensor.dim()})
+    sizes = sorted({tensor.shape[0] for tensor in tensors_in(data) if tensor.dim()})
     if not sizes or sizes == [0]:
         raise ValueError("the batch holds no tensor that could tell how many samples it has")
     if len(sizes) > 1:
@@ -54,22 +54,6 @@ def with_samples(data: Any, samples: int) -> Any:
     """
     samples_in(data)
     return Mover(_Resizer(samples), samples).move(data)
-
-
-def _tensors_in(data: Any) -> list[Tensor]:
-    found, seen, unread = [], set[int](), [data]
-    kept: list[Any] = []  # so that no id is given away twice
-    while unread:
-        value = unread.pop()
-        if is_atom(value) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        kept.append(value)
-        if isinstance(value, Tensor):
-            found.append(value)
-        else:
-            unread += parts(value)
-    return found
 
 
 class InPartsLocator(HostLocator):

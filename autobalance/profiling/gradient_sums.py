@@ -8,7 +8,7 @@ from torch import Tensor
 
 from autobalance import compat
 from autobalance.placement.couriers import is_sending
-from autobalance.profiling.nested import tensors_in
+from autobalance.profiling.operands import operands_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import is_crossing, ways_back_from
 
@@ -63,6 +63,6 @@ class GradientSums:
             way.comes(compat.number_of(node), len(tracer.events))
         if ways and compat.accumulates_gradients(func, args, kwargs, _adds_nothing):
             return
-        for tensor in tensors_in(args):
+        for tensor in operands_in(args):
             if (read := tracer.find(tensor.untyped_storage())) is not None:
                 tracer.fans.read(read, len(tracer.events))

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autobalance import compat
-from autobalance.profiling.nested import tensors_in
+from autobalance.profiling.operands import operands_in
 from autobalance.simulated.bounds import bounded, bounded_positions
 from autobalance.simulated.elements import is_small
 from autobalance.simulated.guesses import guess
@@ -103,7 +103,7 @@ class KnownValues(TorchDispatchMode):
         return result
 
     def _carry_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        operands = list(tensors_in((args, kwargs)))
+        operands = list(operands_in((args, kwargs)))
         known = torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.__name__
         known = known and all(self.value_of(operand) is not None for operand in operands)
         guessed = known and any(map(self._is_guessed, operands))
@@ -116,12 +116,12 @@ class KnownValues(TorchDispatchMode):
             if at_most is not None:
                 return at_most(*args, **kwargs)
         result = func(*self._with_positions(func, args), **kwargs)
-        if known and all(map(is_small, tensors_in([result]))):
+        if known and all(map(is_small, operands_in([result]))):
             self._keep(result, self._real(func, args, kwargs), guessed)
         else:
             self._forget_written(func, args, kwargs)
             chosen = guess(func, args, kwargs, result)
-            for fake, value in zip(tensors_in([result]), chosen, strict=False):
+            for fake, value in zip(operands_in([result]), chosen, strict=False):
                 if value is not None:
                     self.remember(fake, value, guessed=True)
         return result
@@ -157,7 +157,7 @@ class KnownValues(TorchDispatchMode):
         """Carry out an operation whose shapes depend on numbers on those numbers."""
         if guessed:
             self._note("choice")
-        device = next(operand.device for operand in tensors_in((args, kwargs)))
+        device = next(operand.device for operand in operands_in((args, kwargs)))
         real = self._real(func, args, kwargs)
         result = _map(real, lambda value: self._fake_like(value, device))
         self._keep(result, real, guessed)
@@ -168,7 +168,7 @@ class KnownValues(TorchDispatchMode):
             return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
 
     def _keep(self, result: Any, real: Any, guessed: bool) -> None:
-        for fake, value in zip(tensors_in([result]), tensors_in([real]), strict=False):
+        for fake, value in zip(operands_in([result]), operands_in([real]), strict=False):
             self.remember(fake, value, guessed)
 
     def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -181,7 +181,7 @@ class KnownValues(TorchDispatchMode):
             if func is _NON_FINITE_CHECK and argument.name == "found_inf":
                 continue
             written = args[position] if position < len(args) else kwargs.get(argument.name)
-            for tensor in tensors_in([written]):
+            for tensor in operands_in([written]):
                 self._forget(tensor)
 
     def _with_positions(self, func: Any, args: Any) -> Any:

@@ -12,7 +12,7 @@ from autobalance.kernels import cpu
 from autobalance.kernels.scratch import Taken, taken_inside
 from autobalance.kernels.target import SIMULATED, Target
 from autobalance.profiling.gradient_sums import GradientSums
-from autobalance.profiling.nested import tensors_in
+from autobalance.profiling.operands import operands_in
 from autobalance.profiling.traced import ROOT_ACCOUNT, Traced
 from autobalance.profiling.world import World
 
@@ -39,7 +39,7 @@ class Observer:
         traced.work(func, args, kwargs, result, account)
         self._gradients.saw(func, args, kwargs, result)
         if traced.tracer.calls is not None:
-            traced.tracer.calls.saw(func, tensors_in((args, kwargs)))
+            traced.tracer.calls.saw(func, operands_in((args, kwargs)))
         if func is torch.ops.aten._to_copy.default:
             self._note_cast(args[0], result)
         self._tell_maker(func, result)
@@ -83,7 +83,7 @@ class Observer:
         locator, inside = traced.locator, self.world.current_account
         if locator is None or inside is None or inside == ROOT_ACCOUNT or compat.in_backward():
             return
-        for tensor in tensors_in(args):
+        for tensor in operands_in(args):
             home = traced.homes.get(traced.tracer.find(tensor.untyped_storage()), inside)
             if home == inside:
                 continue

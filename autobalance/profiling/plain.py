@@ -14,11 +14,11 @@ from autobalance.kernels.present import target_of
 from autobalance.measuring.efficiency import learn_efficiency
 from autobalance.measuring.measure import measure as measure_blocks
 from autobalance.measuring.measurement import with_measurements
+from autobalance.placement.contents import tensors_in
 from autobalance.profiling.asked import RefusedValue, check_model
 from autobalance.profiling.batches import samples_in, with_samples
 from autobalance.profiling.beside import beside
 from autobalance.profiling.cautions import cautions_of_mode
-from autobalance.profiling.nested import tensors_in
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.trial import Batch, PlainTrial, Step

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autobalance import compat
 from autobalance.blocks import Blocks
 from autobalance.execution.savings.recompute import Versions, changed_buffer, versions_of_buffers
-from autobalance.profiling.nested import tensors_in
+from autobalance.placement.contents import tensors_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.virtual import VirtualLocator
 from autobalance.profiling.waits import Waits

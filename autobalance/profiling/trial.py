@@ -15,7 +15,7 @@ from autobalance import compat
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import Running
 from autobalance.profiling.asked import check_callables, checked_loss, made_optimizer
-from autobalance.profiling.nested import tensors_in
+from autobalance.profiling.operands import operands_in
 
 Step = Callable[[nn.Module, Any], Tensor]
 Mark = Callable[[str], None]
@@ -303,7 +303,7 @@ def default_step(model: nn.Module, batch: Any) -> Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss
-    sums = [tensor.sum() for tensor in tensors_in(output) if tensor.is_floating_point()]
+    sums = [tensor.sum() for tensor in operands_in(output) if tensor.is_floating_point()]
     if not sums:
         raise ValueError(
             f"{type(model).__name__} returned {type(output).__name__}, which holds no floating tensor to run backward "

@@ -19,7 +19,7 @@ from autobalance.kernels import cpu
 from autobalance.kernels.emulation import emulating
 from autobalance.kernels.target import Target
 from autobalance.profiling.known_values import KnownValues
-from autobalance.profiling.nested import tensors_in
+from autobalance.profiling.operands import operands_in
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import Kind, Observe, on_host
 from autobalance.simulated.elements import is_small
@@ -57,7 +57,7 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         result = self._carry_out(func, args, kwargs)
         if isinstance(result, Tensor):
-            account = self._charge(result, tensors_in((args, kwargs)))
+            account = self._charge(result, operands_in((args, kwargs)))
         elif isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
             account = self._charge_all(func, result, args, kwargs)
         elif func is torch.ops.aten._local_scalar_dense.default:
@@ -90,7 +90,7 @@ class Watch(TorchDispatchMode):
         for index, item in enumerate(results):
             if isinstance(item, Tensor):
                 operand = args[0][index] if by_element and index < len(args[0]) else (args, kwargs)
-                account = self._charge(item, tensors_in(operand))
+                account = self._charge(item, operands_in(operand))
             elif isinstance(item, (list, tuple)):
                 account = self._charge_all(func, item, args, kwargs)
         return account

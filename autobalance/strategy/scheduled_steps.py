@@ -10,11 +10,11 @@ import torch
 from torch.optim import Optimizer
 
 from autobalance.execution.naive import NaiveSchedule
+from autobalance.placement.contents import tensors_in
 from autobalance.strategy.gradients import drop_stale_gradients
 from autobalance.strategy.options import Options
 from autobalance.strategy.parts.splittable import in_words
 from autobalance.strategy.parts.steps_in_parts import StepsInParts
-from autobalance.strategy.planning.loaders import tensors_in
 from autobalance.strategy.recovery.recovery import Recovery
 from autobalance.strategy.summary import tell
 
@@ -51,7 +51,7 @@ class ScheduledSteps(Base):
             reason = self._micro_batches.refusal(super().training_step, *args, **kwargs)
             if reason is None:
                 return self._micro_batches.train(super().training_step, *args, **kwargs)
-            self._stay_whole(reason, list(tensors_in(args)))
+            self._stay_whole(reason, list(tensors_in(args, in_objects=True)))
         return self._schedule.run(super().training_step, *args, **kwargs)
 
     def _stay_whole(self, reason: str, batch: Sequence[torch.Tensor]) -> None:

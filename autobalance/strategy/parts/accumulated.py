@@ -16,13 +16,13 @@ from torch import Tensor
 from autobalance.compat import leave_prepared_alone, put_back, take_ahead, transferred_by_loop
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
+from autobalance.placement.contents import tensors_in
 from autobalance.strategy.gradients import sees_gradients_before_backward
 from autobalance.strategy.parts.early_gradients import EarlyGradients
 from autobalance.strategy.parts.order_test import reason_for_order
 from autobalance.strategy.parts.pipelined import PipelinedSteps, backward_of_part
 from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.splittable import hooks_after_accumulation, hooks_on_gradients
-from autobalance.strategy.planning.loaders import tensors_in
 
 
 class AccumulatedSteps:
@@ -164,4 +164,4 @@ class AccumulatedSteps:
 
 def _identity(batch: Any) -> tuple[int, ...]:
     """Tells batches apart by their tensors: casts make the containers anew."""
-    return tuple(id(tensor) for tensor in tensors_in(batch)) or (id(batch),)
+    return tuple(id(tensor) for tensor in tensors_in(batch, in_objects=True)) or (id(batch),)

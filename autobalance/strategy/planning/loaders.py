@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from itertools import islice
 from typing import Any
 
-from torch import Tensor
-
 from autobalance.compat import fresh_iterator, gives_one_after_the_other, request_loaders
+from autobalance.placement.contents import tensors_in
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.planning.undisturbed import undisturbed
@@ -43,7 +42,7 @@ def sample_batches(trainer: Any, options: Options, again: bool = False) -> tuple
 
 def elements_in(batch: Any) -> int:
     """Elements of all tensors in `batch`, each counted once, in any nesting of containers, dataclasses and objects."""
-    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors_in(batch)}.values())
+    return sum(tensor.numel() for tensor in tensors_in(batch, in_objects=True))
 
 
 def describe(batch: Any) -> str:
@@ -53,7 +52,7 @@ def describe(batch: Any) -> str:
         >>> describe({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
         '8x3, 8'
     """
-    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in islice(tensors_in(batch), 4)]
+    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in islice(tensors_in(batch, in_objects=True), 4)]
     return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "") or "no tensors"
 
 
@@ -136,18 +135,3 @@ def _reads_once(loader: Any) -> bool:
     """Whether `loader` is an iterator, which does not give again what it has given once."""
     dataset = getattr(loader, "dataset", None)
     return hasattr(loader, "__next__") or hasattr(dataset, "__next__")
-
-
-def tensors_in(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """Every tensor in a batch, in any nesting of containers, dataclasses and objects."""
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and not isinstance(value, (str, bytes, type)):
-        if isinstance(value, Mapping):
-            items = list(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            items = list(value)
-        else:
-            items = list(getattr(value, "__dict__", {}).values())
-        for item in items:
-            yield from tensors_in(item, depth - 1)

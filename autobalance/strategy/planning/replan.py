@@ -12,11 +12,12 @@ from torch import Tensor
 
 from autobalance.compat import data_owners, loader_attachment_kept, logged_tensors, storage_key
 from autobalance.devices.device import Device
+from autobalance.placement.contents import tensors_in
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
 from autobalance.strategy.planning.best_plan import best_plan, planned_devices
-from autobalance.strategy.planning.loaders import describe, elements_in, sample_batches, tensors_in
+from autobalance.strategy.planning.loaders import describe, elements_in, sample_batches
 from autobalance.strategy.planning.undisturbed import undisturbed
 from autobalance.strategy.recovery.shortage import memory_allocated
 from autobalance.strategy.trials.metrics import is_metric
@@ -147,8 +148,8 @@ def _own_tensors(trainer: Any) -> Iterator[Tensor]:
             yield parameter.grad
     yield from module.buffers()
     for optimizer in trainer.optimizers:
-        yield from tensors_in([state for state in optimizer.state.values() if isinstance(state, dict)])
+        yield from tensors_in([state for state in optimizer.state.values() if isinstance(state, dict)], in_objects=True)
     for part in module.modules():
         if is_metric(part):
-            yield from tensors_in(list(vars(part).values()))
-    yield from tensors_in(logged_tensors(trainer))
+            yield from tensors_in(list(vars(part).values()), in_objects=True)
+    yield from tensors_in(logged_tensors(trainer), in_objects=True)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from autobalance.compat import forget_unscaling, skips_backward
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.plan import Plan
-from autobalance.strategy.planning.loaders import tensors_in
+from autobalance.placement.contents import tensors_in
 from autobalance.strategy.planning.plan_changes import changes
 from autobalance.strategy.planning.replan import Learned, held_by_others, room
 from autobalance.strategy.recovery.reserve import reserve_update
@@ -147,7 +147,7 @@ class Recovery:
         free_memory(self._devices)
         if len(story.shortages) >= ATTEMPTS:
             self._give_up(story, f"That were {ATTEMPTS} failures in a row: no plan that was tried is enough.")
-        tensors = list(tensors_in(batch))
+        tensors = list(tensors_in(batch, in_objects=True))
         if self._is_passing(story.shortages, tensors):
             story.say("there is enough memory again, so the batch is run again under the same plan")
         else:
@@ -165,7 +165,7 @@ class Recovery:
             free_memory(self._devices)
             if len(story.shortages) >= ATTEMPTS:
                 self._give_up(story, "The optimizer step has not begun: all weights are as before it.")
-            tensors = list(tensors_in(batch))
+            tensors = list(tensors_in(batch, in_objects=True))
             if self._is_passing(story.shortages, tensors):
                 story.say("there is enough memory for the optimizer step again")
             else:

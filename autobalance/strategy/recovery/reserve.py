@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from autobalance.partitioning.plan import Plan
-from autobalance.strategy.planning.loaders import tensors_in
+from autobalance.placement.contents import tensors_in
 from autobalance.strategy.recovery.shortage import memory_allocated
 
 _PIECE = 64 * 2**20
@@ -58,6 +58,7 @@ def update_bytes(plan: Plan, device: int, held: int) -> int:
 def _state_on(optimizers: Iterable[Optimizer]) -> dict[torch.device, int]:
     held: dict[torch.device, int] = {}
     for optimizer in optimizers:
-        for tensor in tensors_in([state for state in optimizer.state.values() if isinstance(state, dict)]):
+        states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+        for tensor in tensors_in(states, in_objects=True):
             held[tensor.device] = held.get(tensor.device, 0) + tensor.nbytes
     return held

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autobalance.execution.savings.host_optimizer import end_failed_step
-from autobalance.strategy.planning.loaders import tensors_in
+from autobalance.placement.contents import tensors_in
 from autobalance.strategy.recovery.changing import version_of
 
 
@@ -51,7 +51,7 @@ class UpdateState:
 def _tensors(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
-    yield from tensors_in([state for _, state in _states(optimizer)])
+    yield from tensors_in([state for _, state in _states(optimizer)], in_objects=True)
 
 
 def _states(optimizer: Optimizer) -> Iterator[tuple[Any, dict[str, Any]]]:

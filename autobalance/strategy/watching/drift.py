@@ -12,7 +12,8 @@ from torch import Tensor
 
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.plan import Plan
-from autobalance.strategy.planning.loaders import elements_in, tensors_in
+from autobalance.placement.contents import tensors_in
+from autobalance.strategy.planning.loaders import elements_in
 from autobalance.strategy.planning.plan_changes import changes
 from autobalance.strategy.planning.replan import Learned
 from autobalance.strategy.registration import lightning_root, overrides
@@ -115,7 +116,7 @@ class Drift:
 
     def _look_at_peaks(self, batch: Any) -> None:
         if self._peaks is None or self._peaks.plan is not self._strategy.plan:
-            self._peaks = ReachedPeaks(self._strategy, tensors_in(batch))
+            self._peaks = ReachedPeaks(self._strategy, tensors_in(batch, in_objects=True))
             return
         if self._told is self._strategy.plan:  # no other plan fits: what is planned again at each batch takes its time
             return
@@ -133,7 +134,7 @@ class Drift:
 
     def _plan_again(self, why: str, batch: Any) -> None:
         before = self._strategy.plan
-        tensors: Sequence[Tensor] = list(tensors_in(batch))
+        tensors: Sequence[Tensor] = list(tensors_in(batch, in_objects=True))
         self._strategy.rebalance(self.learned, tensors)
         trainer = self._strategy.lightning_module.trainer
         tell(trainer, f"Because {why}, the plan was made again: {changes(before, self._strategy.plan)}.")

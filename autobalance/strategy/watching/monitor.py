@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autobalance.placement.contents import tensors_in
 from autobalance.report.reached_table import reached_table
 from autobalance.report.render import render
-from autobalance.strategy.planning.loaders import tensors_in
 from autobalance.strategy.summary import tell
 from autobalance.strategy.watching.drift import above, in_words
 from autobalance.strategy.watching.reached import ReachedPeaks
@@ -80,7 +80,7 @@ class BalanceMonitor(Base):
         if self._visits is None:
             return
         if self._peaks is None or self._peaks.plan is not trainer.strategy.plan:
-            self._peaks = ReachedPeaks(trainer.strategy, tensors_in(batch))
+            self._peaks = ReachedPeaks(trainer.strategy, tensors_in(batch, in_objects=True))
             self._time_stages(pl_module, trainer.strategy)
         self._visits.start_again()
         if self._times is not None:

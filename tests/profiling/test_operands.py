@@ -1,4 +1,4 @@
-"""Tensors are found in nested containers, in order, and nothing else is."""
+"""Tensors are found in what operations are given, in order, and nothing else is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autobalance.profiling.nested import tensors_in
+from autobalance.profiling.operands import operands_in
 
 A, B = torch.zeros(1), torch.zeros(2)
 
@@ -24,6 +24,6 @@ A, B = torch.zeros(1), torch.zeros(2)
         (None, []),
     ],
 )
-def test_tensors_are_found_in_order(value: Any, expected: list[torch.Tensor]) -> None:
-    found = list(tensors_in(value))
+def test_operands_are_found_in_order(value: Any, expected: list[torch.Tensor]) -> None:
+    found = list(operands_in(value))
     assert [id(tensor) for tensor in found] == [id(tensor) for tensor in expected]
