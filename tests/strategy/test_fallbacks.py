@@ -154,3 +154,30 @@ def test_a_step_that_does_not_run_on_parts_takes_batches_whole(
     assert sum("does not run on parts of a batch" in said and reason in said for said in messages) == 1, messages
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(split.state_dict()[name], value, rtol=1e-6, atol=1e-7, msg=name)
+
+
+def test_more_parts_than_samples_take_batches_whole(
+    trainer: Callable[..., Any], messages: list[str], lightning: Any
+) -> None:
+    from autobalance.strategy.registration import strategy_class
+
+    strategy = strategy_class((lightning.__name__,))(micro_batches=9, schedule="1f1b")
+    trainer(strategy=strategy).fit(make(lightning, Paired()), loader())
+    assert strategy.plan.micro_batches == 1
+    assert sum("9 parts are more than the 8 samples of a batch" in said for said in messages) == 1, messages
+
+
+def test_an_error_of_the_planner_is_not_told_as_one_of_the_step(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autobalance.strategy.planning import best_plan
+    from autobalance.strategy.registration import strategy_class
+
+    def broken(*asked: Any, **options: Any) -> None:
+        raise ValueError("event 3: storage 5 dies while it is not alive")
+
+    monkeypatch.setattr(best_plan, "search", broken)
+    strategy = strategy_class((lightning.__name__,))(micro_batches=8, schedule="1f1b")
+    with pytest.raises(ValueError, match="storage 5 dies while it is not alive"):
+        trainer(strategy=strategy).fit(make(lightning, Paired()), loader())
+    assert not any("does not run on parts" in said for said in messages)

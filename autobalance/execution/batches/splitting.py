@@ -180,6 +180,9 @@ def weights(
 
     Returns:
         Numbers, or tensors where the hook gives tensors: nothing waits for a device.
+
+    Raises:
+        UnsplittableBatchError: the hook says that the parts weigh nothing.
     """
     if reduction == "sum":
         return [1.0] * len(batches)
@@ -188,7 +191,9 @@ def weights(
     amounts = [amount.detach() if isinstance(amount, Tensor) else amount for amount in amounts]
     total: Any = sum(amounts)
     if not isinstance(total, Tensor) and not total > 0:
-        raise ValueError(f"`loss_weight` gives {amounts} for the parts of a batch: together they weigh nothing")
+        raise UnsplittableBatchError(
+            f"`loss_weight` gives {amounts} for the parts of a batch: together they weigh nothing"
+        )
     return [amount / total for amount in amounts]
 
 

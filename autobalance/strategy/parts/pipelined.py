@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autobalance.execution.batches.merge_rules import guess
-from autobalance.execution.batches.merging import Rules, counted, merge
+from autobalance.execution.batches.merging import Rules, UnmergeableError, counted, merge
 from autobalance.execution.batches.splitting import Parts, weights
 from autobalance.execution.pipeline import Pipeline
 from autobalance.placement.contents import tensors_in
@@ -198,7 +198,7 @@ def backward_of_part(plugin: Any, loss: Tensor, module: Any, optimizer: Any) -> 
 def _refuse_missing(outputs: Sequence[Any]) -> None:
     missing = [number for number, output in enumerate(outputs) if loss_of(output) is None]
     if missing and len(missing) < len(outputs):
-        raise ValueError(
+        raise UnmergeableError(
             f"`training_step` returned no loss for micro-batch {missing[0] + 1} of {len(outputs)}, but one for others: "
             f"a batch is skipped as a whole or not at all. Skip it in the loader, or set schedule='naive'."
         )

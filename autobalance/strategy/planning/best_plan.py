@@ -16,6 +16,8 @@ from autobalance.blocks import find_blocks
 from autobalance.devices.detect import detect_devices
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
+from autobalance.execution.batches.merging import UnmergeableError
+from autobalance.execution.batches.sample_layout import UnsplittableBatchError
 from autobalance.execution.running import running_of
 from autobalance.kernels.present import present_gpu
 from autobalance.kernels.target import find_target
@@ -104,26 +106,28 @@ def _plan_for_parts(profiler: Profiler, profile: Profile, devices: Sequence[Devi
     """The best plan that splits batches where that is better, or why none can be made, in words."""
     if not profile.is_scalable:
         return in_words([profile.notes[-1]])
+    if isinstance(options.micro_batches, int) and options.micro_batches > profile.batch_size:
+        return in_words([f"{options.micro_batches} parts are more than the {profile.batch_size} samples of a batch"])
     try:
         return checked_plan(profiler, profile, devices, options)
     except InfeasiblePlanError:
         raise
     except Exception as error:  # whatever the user's step raises where a part has few samples
-        if not isinstance(error, ValueError) and not _comes_from_step(error):
+        if not isinstance(error, (UnmergeableError, UnsplittableBatchError)) and not _comes_from_step(error):
             raise
         said = str(error).strip().split("\n")[0].rstrip(".")
         return in_words([f"the step does not run on parts of a batch ({type(error).__name__}: {said})"])
 
 
 def _comes_from_step(error: BaseException) -> bool:
-    """Whether an error was raised by a step of the user's, and not by what plans for it."""
+    """Whether an error was raised by a step or hook of the user's, and not by what plans for it."""
     return any(
         frame.f_code.co_name in _STEPS and "autobalance" not in frame.f_globals.get("__name__", "").split(".")
         for frame, _ in walk_tb(error.__traceback__)
     )
 
 
-_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step", "split_batch", "loss_weight"})
 
 
 def _plan_for_windows(
