@@ -37,27 +37,8 @@ def _streams_of(device: torch.device) -> _Streams | None:
 
 
 @dataclass(frozen=True, eq=False)
-class OnHost:
-    """A copy in host memory, which may be on its way there.
-
-    Attributes:
-        tensor: the copy.
-        done: the event after which it is there; None: it is.
-    """
-
-    tensor: Tensor
-    done: Any = None
-
-    def wait(self) -> Tensor:
-        """The copy, once the host may read it."""
-        if self.done is not None:
-            self.done.synchronize()
-        return self.tensor
-
-
-@dataclass(frozen=True, eq=False)
 class Arrival:
-    """A copy on a device, which may be on its way there.
+    """A copy in host memory or on a device, which may be on its way there.
 
     Attributes:
         tensor: the copy.
@@ -68,13 +49,18 @@ class Arrival:
     done: Any = None
 
     def wait(self) -> Tensor:
-        """The copy, for what is launched on the current stream from now on."""
-        if self.done is not None:
-            torch.get_device_module(self.tensor.device).current_stream(self.tensor.device).wait_event(self.done)
+        """The copy: on the host, once it may be read; on a device, for what is launched there from now on."""
+        if self.done is None:
+            return self.tensor
+        device = self.tensor.device
+        if device.type == "cpu":
+            self.done.synchronize()
+        else:
+            torch.get_device_module(device).current_stream(device).wait_event(self.done)
         return self.tensor
 
 
-def to_host(tensor: Tensor) -> OnHost:
+def to_host(tensor: Tensor) -> Arrival:
     """Begin to copy a tensor to pinned host memory; its own memory may be let go of at once.
 
     Example:
@@ -86,17 +72,17 @@ def to_host(tensor: Tensor) -> OnHost:
     """
     streams, device = _streams_of(tensor.device), tensor.device
     if streams is None or is_fake(tensor) or tensor.layout is not torch.strided:
-        return OnHost(tensor.to("cpu", copy=True))
+        return Arrival(tensor.to("cpu", copy=True))
     backend = torch.get_device_module(device)
     host = _pinned_like(tensor)
     streams.down.wait_stream(backend.current_stream(device))
     with backend.stream(streams.down):
         host.copy_(tensor, non_blocking=True)
     tensor.record_stream(streams.down)
-    return OnHost(host, streams.down.record_event())
+    return Arrival(host, streams.down.record_event())
 
 
-def to_device(source: OnHost, device: torch.device) -> Arrival:
+def to_device(source: Arrival, device: torch.device) -> Arrival:
     """Begin to copy a tensor up to a device.
 
     Example:
@@ -104,7 +90,7 @@ def to_device(source: OnHost, device: torch.device) -> Arrival:
         tensor([1., 1.])
 
     Args:
-        source: in host memory.
+        source: in host memory, or on its way there.
         device: where it is wanted.
     """
     streams, host = _streams_of(device), source.tensor

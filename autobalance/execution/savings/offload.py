@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,14 +20,6 @@ from autobalance.compat import storage_key, version
 from autobalance.execution.savings.host_copies import Arrival, to_device, to_host
 from autobalance.execution.savings.saved_tensors import SavedTensors
 from autobalance.placement.hooks import Door, Remove, replace_method, run_method
-
-
-@dataclass(frozen=True, eq=False)
-class _Offloading:
-    """A block that offloads; `device` is where it is."""
-
-    door: Door
-    device: torch.device
 
 
 def offload(door: Door, device: torch.device, module: nn.Module, methods: Sequence[str]) -> list[Remove]:
@@ -48,16 +39,22 @@ def offload(door: Door, device: torch.device, module: nn.Module, methods: Sequen
     Returns:
         What undoes it.
     """
-    return [replace_method(module, name, partial(_run_offloading, _Offloading(door, device))) for name in methods]
+    return [replace_method(module, name, partial(_run_offloading, door, device)) for name in methods]
 
 
 def _run_offloading(
-    block: _Offloading, module: nn.Module, name: str, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any
+    door: Door,
+    device: torch.device,
+    module: nn.Module,
+    name: str,
+    inner: Callable[..., Any] | None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     if not torch.is_grad_enabled():
         return run_method(module, name, inner, args, kwargs)
     stays = registered_storages(module)
-    saved = SavedTensors(block.door, block.device, stays, rest_of=partial(OnHostUntilBackward, block.device))
+    saved = SavedTensors(door, device, stays, rest_of=partial(OnHostUntilBackward, device))
     with saved_tensors_hooks(saved.pack, saved.unpack):
         output = run_method(module, name, inner, args, kwargs)
     saved.end_forward()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from autobalance.compat import call_at_checkpoint, flat_weights_of, in_backward, storage_key, version
-from autobalance.execution.savings.host_copies import Arrival, OnHost, to_device, to_host
+from autobalance.execution.savings.host_copies import Arrival, to_device, to_host
 from autobalance.execution.savings.offload import OnHostUntilBackward
 from autobalance.execution.savings.recompute import has_statistics
 from autobalance.execution.savings.saved_tensors import Rest, SavedTensors
@@ -54,7 +54,7 @@ class Streaming:
             return arrival
         # In inference mode it could not be saved by a later forward.
         with torch.inference_mode(False), torch.no_grad():
-            return to_device(OnHost(tensor.detach()), self.device)
+            return to_device(Arrival(tensor.detach()), self.device)
 
     def fetch_ahead(self) -> None:
         """Send for all the weights."""
