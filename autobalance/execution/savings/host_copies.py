@@ -107,6 +107,27 @@ def to_device(source: Arrival, device: torch.device) -> Arrival:
     return Arrival(there, streams.up.record_event())
 
 
+def to_host_in_order(tensor: Tensor, into: Tensor | None = None) -> Tensor:
+    """Copy a tensor to pinned host memory in the order of the current stream: nothing waits, and it may change next.
+
+    Example:
+        >>> to_host_in_order(torch.ones(2))
+        tensor([1., 1.])
+
+    Args:
+        tensor: on any device.
+        into: what an earlier call has returned and nobody needs any more, to be used again where it fits.
+
+    Returns:
+        The copy, for what is launched on that stream from now on; the host has to wait for it.
+    """
+    if not tensor.is_cuda:
+        return tensor.detach().to("cpu", copy=True)
+    if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
+        into = _pinned_like(tensor)
+    return into.copy_(tensor.detach(), non_blocking=True)
+
+
 def _pinned_like(tensor: Tensor) -> Tensor:
     """An empty tensor in pinned host memory."""
     host = torch.empty_like(tensor, device="cpu")

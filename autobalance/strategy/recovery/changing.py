@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.compat import version
+from autobalance.execution.savings.host_copies import to_host_in_order
 from autobalance.strategy.trials.metrics import is_metric
 
 Slot = tuple[int, str]
@@ -69,7 +70,9 @@ class ChangingTensors:
             slot, tensor = each.slot, each.tensor
             if self._known is None or slot in self._known or changes_always(each.owner):
                 assert tensor is not None
-                copies[slot] = self._copied(slot, tensor)
+                copies[slot] = to_host_in_order(tensor, into=self._pinned.get(slot))
+                if tensor.is_cuda:
+                    self._pinned[slot] = copies[slot]  # the same memory every time
         return NotedTensors(held, copies)
 
     def learn(self, before: NotedTensors) -> None:
@@ -78,22 +81,6 @@ class ChangingTensors:
         numbers = self._known is None
         changed = {each.slot for each in before.held if before.differs(each, numbers)}
         self._known = changed if self._known is None else self._known | changed
-
-    def _copied(self, slot: Slot, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cuda":
-            return tensor.detach().to("cpu", copy=True)
-        # The same pinned memory every time, in the order of the stream: nothing waits for it.
-        pinned = self._pinned.get(slot)
-        if pinned is None or pinned.shape != tensor.shape or pinned.dtype != tensor.dtype:
-            pinned = torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
-            self._pinned[slot] = pinned
-        return pinned.copy_(tensor.detach(), non_blocking=True)
-
-
-def copy_to_host(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor in pinned host memory, in the order of the stream: nothing waits for them."""
-    pinned = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type != "cpu", requires_grad=False)
-    return pinned.copy_(tensor.detach(), non_blocking=True)
 
 
 class NotedTensors:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autobalance.compat import logged_values
+from autobalance.execution.savings.host_copies import to_host_in_order
 from autobalance.profiling.sandbox import random_state
 from autobalance.strategy.parts.pipelined import without_graph
-from autobalance.strategy.recovery.changing import ChangingTensors, copy_to_host, version_of
+from autobalance.strategy.recovery.changing import ChangingTensors, version_of
 from autobalance.strategy.trials.metrics import is_metric
 
 _LONGEST_CONTAINER = 10_000  # longer ones hold what was collected over many steps: too much to copy before each
@@ -177,7 +178,7 @@ def put_aside(value: Any) -> Callable[[], Any]:
     reference, device = weakref.ref(value), value.device
     if value.numel() > _SMALL:
         return lambda: _GONE if (alive := reference()) is None else alive
-    copied = copy_to_host(value)
+    copied = to_host_in_order(value)
     return lambda: copied.to(device) if (alive := reference()) is None else alive
 
 
