@@ -492,3 +492,66 @@ def test_transforms_of_torch_func_are_known_while_they_are_at_work() -> None:
     torch.func.grad(watched)(torch.tensor(1.0))
     watched(torch.ones(2))
     assert seen == [False, True, True, False]
+
+
+def test_tables_of_a_module_are_the_very_ones() -> None:
+    module = nn.BatchNorm1d(2, track_running_stats=False)
+    assert compat.buffer_table(module) == dict.fromkeys(["running_mean", "running_var", "num_batches_tracked"])
+    assert compat.parameter_table(module).keys() == {"weight", "bias"}
+    plain = torch.ones(2)
+    compat.parameter_table(module)["weight"] = plain
+    compat.buffer_table(module)["running_mean"] = plain
+    assert module.weight is module.running_mean is plain
+
+
+def test_modules_tell_how_they_are_initialised() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    assert not hasattr(attention, "reset_parameters")
+    with torch.no_grad():
+        attention.in_proj_bias.fill_(3)
+    initialise = compat.initialiser(attention)
+    assert initialise is not None
+    initialise()
+    assert attention.in_proj_bias.tolist() == [0] * 12
+    linear = nn.Linear(2, 2)
+    assert compat.initialiser(linear) == linear.reset_parameters
+    assert compat.initialiser(nn.ReLU()) is None
+
+
+def test_operators_tell_their_arguments_and_which_of_them_they_write_to() -> None:
+    schema = compat.schema_of(torch.ops.aten.dropout_.default)
+    assert schema.name == "aten::dropout_"
+    assert [argument.name for argument in schema.arguments] == ["self", "p", "train"]
+    assert compat.written_by(torch.ops.aten.dropout_.default) == ((0, "self"),)
+    assert compat.written_by(torch.ops.aten.dropout.default) == ()
+    assert compat.written_by(torch.ops.aten.add.out) == ((3, "out"),)
+
+
+def test_a_dispatch_mode_sees_every_operator() -> None:
+    class Seen(compat.DispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(1, 2)
+    with Seen() as seen:
+        nn.functional.linear(x, x)
+    assert seen.names == ["t.default", "mm.default"]
+    assert compat.dispatch_modes() == []
+
+
+def test_views_tell_their_base() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    assert compat.base_of(weight.t()) is weight
+    assert compat.base_of(weight) is None
+
+
+def test_tensors_of_another_class_can_be_parameters(device: str) -> None:
+    tensor = torch.ones(2, device=device)
+    assert not isinstance(tensor, nn.Parameter)
+    setattr(tensor, compat.PARAMETER_MARK, True)
+    assert isinstance(tensor, nn.Parameter)

@@ -1,6 +1,7 @@
 """Every private name of torch and Lightning that autobalance uses: one place tells what a new release may break.
 
-Each function here has a test that fails loudly when the name behind it moves.
+Each function here has a test that fails loudly when the name behind it moves. Operators (`aten::_to_copy`) are called
+by names of the dispatcher's, whether these begin with an underscore or not; they are where operators are told apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from autobalance.compat.kernels import as_written as as_written
 from autobalance.compat.kernels import attention_order as attention_order
 from autobalance.compat.kernels import drop_library as drop_library
 from autobalance.compat.kernels import is_compiled as is_compiled
+from autobalance.compat.kernels import schema_of as schema_of
+from autobalance.compat.kernels import written_by as written_by
 from autobalance.compat.lightning import TrainerChoice as TrainerChoice
 from autobalance.compat.lightning import call_around_hooks as call_around_hooks
 from autobalance.compat.lightning import call_before_strategy_is_chosen as call_before_strategy_is_chosen
@@ -41,6 +44,7 @@ from autobalance.compat.looking_ahead import leave_prepared_alone as leave_prepa
 from autobalance.compat.looking_ahead import put_back as put_back
 from autobalance.compat.looking_ahead import take_ahead as take_ahead
 from autobalance.compat.looking_ahead import transferred_by_loop as transferred_by_loop
+from autobalance.compat.modes import DispatchMode as DispatchMode
 from autobalance.compat.modes import accumulates_gradients as accumulates_gradients
 from autobalance.compat.modes import autocast_keeps_casts as autocast_keeps_casts
 from autobalance.compat.modes import call_around_backward as call_around_backward
@@ -62,6 +66,9 @@ from autobalance.compat.modes import remove_function_mode as remove_function_mod
 from autobalance.compat.modes import saved_tensor_hooks_are_active as saved_tensor_hooks_are_active
 from autobalance.compat.modes import single_threaded_backward as single_threaded_backward
 from autobalance.compat.modes import unseen_by_transformers as unseen_by_transformers
+from autobalance.compat.modules import buffer_table as buffer_table
+from autobalance.compat.modules import initialiser as initialiser
+from autobalance.compat.modules import parameter_table as parameter_table
 from autobalance.compat.norms import is_batch_norm as is_batch_norm
 from autobalance.compat.norms import is_instance_norm as is_instance_norm
 from autobalance.compat.recurrent import flat_weights_of as flat_weights_of
@@ -69,8 +76,10 @@ from autobalance.compat.steps import call_around_closures as call_around_closure
 from autobalance.compat.steps import forget_unscaling as forget_unscaling
 from autobalance.compat.steps import logged_tensors as logged_tensors
 from autobalance.compat.steps import logged_values as logged_values
+from autobalance.compat.tensors import PARAMETER_MARK as PARAMETER_MARK
 from autobalance.compat.tensors import accumulation_hooks as accumulation_hooks
 from autobalance.compat.tensors import assign_plain_data as assign_plain_data
+from autobalance.compat.tensors import base_of as base_of
 from autobalance.compat.tensors import constant_of as constant_of
 from autobalance.compat.tensors import gradient_hooks as gradient_hooks
 from autobalance.compat.tensors import gradient_hooks_off as gradient_hooks_off

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +32,26 @@ def attention_order(cudnn_first: bool) -> list[str]:
     if cudnn_first and order == _DEFAULT_ORDER:
         return ["cudnn", "flash", "efficient", "math"]
     return order
+
+
+def schema_of(func: Any) -> Any:
+    """An operator's name, arguments and results as the dispatcher knows them.
+
+    Args:
+        func: an overload, such as `torch.ops.aten.add.Tensor`.
+    """
+    return func._schema
+
+
+@cache
+def written_by(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that an operator writes to.
+
+    Args:
+        func: an overload, such as `torch.ops.aten.add_.Tensor`.
+    """
+    arguments = enumerate(schema_of(func).arguments)
+    return tuple((i, each.name) for i, each in arguments if each.alias_info is not None and each.alias_info.is_write)
 
 
 def drop_library(library: torch.library.Library) -> None:

@@ -11,9 +11,16 @@ from typing import Any
 
 import torch
 from torch import overrides
-from torch.utils import checkpoint
+from torch.utils import _python_dispatch, checkpoint
 
 from autobalance.compat.backend import private_backend_name
+
+
+class DispatchMode(_python_dispatch.TorchDispatchMode):
+    """Base of modes whose `__torch_dispatch__` sees every operator while they are active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch declares no types for it
 
 
 def remove_function_mode(mode: overrides.TorchFunctionMode) -> int | None:
@@ -221,7 +228,7 @@ def call_around_backward(context: Callable[[], contextlib.AbstractContextManager
 
 def modes_disabled() -> contextlib.AbstractContextManager[Any]:
     """A context in which no dispatch mode is active, for work on real tensors in the middle of a trace."""
-    disabled: contextlib.AbstractContextManager[Any] = torch.utils._python_dispatch._disable_current_modes()
+    disabled: contextlib.AbstractContextManager[Any] = _python_dispatch._disable_current_modes()
     return disabled
 
 

@@ -13,6 +13,9 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _mode_utils, _python_dispatch
 
+PARAMETER_MARK = "_is_param"
+"""Attribute by which a tensor of another class than `Parameter` says that it is one."""
+
 
 def without_torch_function() -> Any:
     """A `__torch_function__` for tensor subclasses that leaves everything to `__torch_dispatch__`."""
@@ -118,6 +121,15 @@ def gradient_hooks_off(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd tracks a tensor as a view of another."""
     return bool(tensor._is_view())
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that autograd tracks a tensor as a view of; None if it is none.
+
+    Args:
+        tensor: any.
+    """
+    return tensor._base
 
 
 def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace: Callable[..., None]) -> None:

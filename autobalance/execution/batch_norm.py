@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from autobalance.compat import in_backward, is_batch_norm
+from autobalance.compat import buffer_table, in_backward, is_batch_norm
 from autobalance.execution.micro_batch import current_micro_batch
 
 Remove = Callable[[], None]
@@ -133,11 +133,11 @@ class _Layer:
         """Give torch stand-ins to write this call's statistics to: with a momentum of 1 it leaves nothing else."""
         if not module.training or not self._module.track_running_stats or not args or not self._defers():
             return
-        buffers = {name: module._buffers[name] for name in _TRACKED}
+        buffers = {name: buffer_table(module)[name] for name in _TRACKED}
         self._own = _Own(buffers, self._module.momentum, args[0].numel() // max(1, args[0].shape[1]))
         for name, buffer in buffers.items():
             assert buffer is not None
-            module._buffers[name] = torch.zeros_like(buffer)
+            buffer_table(module)[name] = torch.zeros_like(buffer)
         self._module.momentum = 1.0
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -145,8 +145,8 @@ class _Layer:
         own, self._own = self._own, None
         if own is None:
             return
-        mean, variance = module._buffers["running_mean"], module._buffers["running_var"]
-        module._buffers.update(own.buffers)
+        mean, variance = buffer_table(module)["running_mean"], buffer_table(module)["running_var"]
+        buffer_table(module).update(own.buffers)
         self._module.momentum = own.momentum
         current = current_micro_batch()
         if output is None or current is None or in_backward():  # failed, or run again by a recomputation

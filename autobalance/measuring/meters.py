@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from autobalance.compat import storage_key
+from autobalance.compat import DispatchMode, storage_key
 from autobalance.kernels.target import Target
 from autobalance.placement.locate import with_index
 from autobalance.profiling.operands import operands_in
@@ -186,11 +185,11 @@ class HostMeter:
         return live, highest
 
 
-class _New(TorchDispatchMode):
+class _New(DispatchMode):
     """Tells a tracer of every storage that no operand has: what was there before is not counted."""
 
     def __init__(self, tracer: Tracer) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
+        super().__init__()
         self._tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from autobalance.compat import DispatchMode
 from autobalance.devices.roofline import Work
 from autobalance.measuring.call import Call
 from autobalance.measuring.meters import Meter
@@ -152,11 +152,11 @@ def _counted(
             )
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(DispatchMode):
     """Adds up the work of all operations."""
 
     def __init__(self, counter: WorkCounter) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
+        super().__init__()
         self._counter = counter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

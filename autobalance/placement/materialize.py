@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autobalance.blocks import Blocks
+from autobalance.compat import initialiser
 
 Read = Callable[[str], Tensor]
 
@@ -168,7 +168,7 @@ def _refuse_what_nobody_can_make(root: nn.Module, parts: Iterable[tuple[str, nn.
     lost = [
         f"{prefix}.{name}" if prefix else name
         for prefix, part in parts
-        if _initialiser(part) is None
+        if initialiser(part) is None
         for name, tensor in _own(part)
         if tensor.is_meta and (f"{prefix}.{name}" if prefix else name) not in held
     ]
@@ -181,22 +181,14 @@ def _refuse_what_nobody_can_make(root: nn.Module, parts: Iterable[tuple[str, nn.
 
 def _initialise(part: nn.Module, kept: Mapping[str, Tensor]) -> None:
     """Let a module initialise its tensors, except those that have their values already."""
-    initialiser = _initialiser(part)
-    if initialiser is None:
+    initialise = initialiser(part)
+    if initialise is None:
         return
     values = {name: tensor.detach().clone() for name, tensor in kept.items()}
-    initialiser()
+    initialise()
     with torch.no_grad():
         for name, value in values.items():
             kept[name].copy_(value)
-
-
-def _initialiser(part: nn.Module) -> Callable[[], Any] | None:
-    for name in ("reset_parameters", "_reset_parameters"):  # the second: attention of torch's own
-        method = getattr(part, name, None)
-        if callable(method):
-            return method  # type: ignore[no-any-return]  # a module's attribute may be anything
-    return None
 
 
 def _empty(tensor: Tensor, device: torch.device) -> Tensor:

@@ -8,7 +8,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autobalance import compat
@@ -40,7 +39,7 @@ class _Known(NamedTuple):
     cell: _Cell
 
 
-class KnownValues(TorchDispatchMode):
+class KnownValues(compat.DispatchMode):
     """Keeps the real values of small fakes, so that `.item()` and `if` on a mask work.
 
     Args:
@@ -50,7 +49,7 @@ class KnownValues(TorchDispatchMode):
     """
 
     def __init__(self, mode: Any, note: Callable[[str], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
+        super().__init__()
         self._mode = mode
         self._note = note
         self._values = WeakIdKeyDictionary()
@@ -172,15 +171,11 @@ class KnownValues(TorchDispatchMode):
             self.remember(fake, value, guessed)
 
     def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
-        if not func._schema.is_mutable:
-            return
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
+        for position, name in compat.written_by(func):
             # Unknown gradients are taken as finite: a loss scaler must not skip the step.
-            if func is _NON_FINITE_CHECK and argument.name == "found_inf":
+            if func is _NON_FINITE_CHECK and name == "found_inf":
                 continue
-            written = args[position] if position < len(args) else kwargs.get(argument.name)
+            written = args[position] if position < len(args) else kwargs.get(name)
             for tensor in operands_in([written]):
                 self._forget(tensor)
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autobalance.compat import parameter_table
 from autobalance.profiling.tracer import Tracer
 from autobalance.profiling.world import World
 
@@ -57,7 +58,7 @@ def quantized_layers(root: nn.Module) -> Iterator[tuple[nn.Module, Quantized]]:
 
 
 def _described(module: nn.Module) -> Quantized | None:
-    weight = module._parameters.get("weight")
+    weight = parameter_table(module).get("weight")
     kind = type(weight).__name__
     if kind == "Params4bit" and isinstance(weight, Tensor):
         return _four_bits(module, weight)

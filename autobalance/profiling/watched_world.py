@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobalance import compat
 from autobalance.kernels import cpu
@@ -26,7 +25,7 @@ from autobalance.simulated.elements import is_small
 from autobalance.simulated.results import AS_ON_CUDA
 
 
-class Watch(TorchDispatchMode):
+class Watch(compat.DispatchMode):
     """Tells a tracer of every storage that an operation makes on a device of one type.
 
     A new storage is charged to whom the operation's first operand on that device is charged, element by element for
@@ -46,7 +45,7 @@ class Watch(TorchDispatchMode):
         observe: Observe,
         carry_out: Callable[[Any, Any, Any], Any],
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
+        super().__init__()
         self._tracer = tracer
         self._account_of = account_of
         self._observe = observe

@@ -161,7 +161,7 @@ def _in_float32(name: str) -> Callable[..., Any]:
 
 def _with_float32_result(name: str) -> Callable[..., Any]:
     func = operator(name)
-    position = [argument.name for argument in func._schema.arguments].index("dtype")
+    position = [argument.name for argument in compat.schema_of(func).arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with compat.excluded_autocast():
@@ -176,7 +176,7 @@ def _with_float32_result(name: str) -> Callable[..., Any]:
 def _with_float32_appended(name: str) -> Callable[..., Any]:
     func = operator(name)
     target = operator(FLOAT32_APPENDED[name])
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in compat.schema_of(func).arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with compat.excluded_autocast():

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from autobalance.compat import schema_of
+
 _aten = torch.ops.aten
 
 MOVES = {
@@ -82,7 +84,7 @@ class Operation:
     )
 
     def __init__(self, func: Any) -> None:
-        schema = func._schema
+        schema = schema_of(func)
         self.name: str = schema.name
         written = [
             (position, argument)

@@ -17,7 +17,7 @@ from autobalance.simulated.elements import numbers
 HOST = -2
 """Account of a host tensor; no ledger is told of its storage."""
 
-OWN_ATTRIBUTES = ("elements", "index", "account", "known_value", "twin", "_is_param")
+OWN_ATTRIBUTES = ("elements", "index", "account", "known_value", "twin", compat.PARAMETER_MARK)
 
 
 class SimulatedTensor(torch.Tensor):
@@ -234,7 +234,7 @@ def assign_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     tensor.__class__ = nn.Parameter if is_parameter and type(fresh) is torch.Tensor else type(fresh)
     _set_state(tensor, {**user_attributes, **new_state})
     if is_parameter:
-        tensor._is_param = True
+        setattr(tensor, compat.PARAMETER_MARK, True)
     fresh.__class__ = old_class  # a graph that was built before may still show it to hooks
     _set_state(fresh, old_state)
     if gradient is not None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from autobalance.compat import DispatchMode, schema_of
 
 Arguments = Mapping[str, Any]
 
@@ -41,11 +42,11 @@ def constant_random() -> Iterator[None]:
     if numpy is not None:
         numpy.random.seed(_SEED)
     torch.manual_seed(_SEED)  # for operations that are not known here
-    with _ConstantMode():  # type: ignore[no-untyped-call]  # torch declares no types for it
+    with _ConstantMode():
         yield
 
 
-class _ConstantMode(TorchDispatchMode):
+class _ConstantMode(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -54,27 +55,27 @@ class _ConstantMode(TorchDispatchMode):
         return func(*args, **kwargs) if stand_in is None else stand_in(func, args, kwargs, self)
 
 
-StandIn = Callable[[Any, "tuple[Any, ...]", "dict[str, Any]", TorchDispatchMode], Any]
+StandIn = Callable[[Any, "tuple[Any, ...]", "dict[str, Any]", DispatchMode], Any]
 
 
 @cache
 def _stand_in(func: Any) -> StandIn | None:
     """What runs instead of an operator; None for one that draws nothing."""
-    space, _, name = func._schema.name.partition("::")
+    space, _, name = schema_of(func).name.partition("::")
     draws = torch.Tag.nondeterministic_seeded in func.tags
     if space == "aten" and name in _PAIRS:
         return _pair
     if space == "aten" and name.rstrip("_") in _CONSTANTS:
         return _constant
-    if (draws or name.endswith("_backward")) and any(given.name in _RATES for given in func._schema.arguments):
+    if (draws or name.endswith("_backward")) and any(given.name in _RATES for given in schema_of(func).arguments):
         return _without_dropout
     return _decomposed if draws else None
 
 
-def _constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: TorchDispatchMode) -> Any:
+def _constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: DispatchMode) -> Any:
     """Give the constant where the operator would: in a new tensor, in place, or in `out`."""
     given = _bound(func, args, kwargs)
-    name = func._schema.name.partition("::")[2]
+    name = schema_of(func).name.partition("::")[2]
     value = _CONSTANTS[name.rstrip("_")](given)
     out = given["self"] if name.endswith("_") else given.get("out")
     if out is None:
@@ -88,22 +89,22 @@ def _constant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: To
     return out.fill_(value)
 
 
-def _without_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: TorchDispatchMode) -> Any:
+def _without_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: DispatchMode) -> Any:
     """Run fused attention or a recurrent kernel, or its backward, at a dropout rate of 0."""
     given = list(args)
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         if argument.name in _RATES and position < len(given):
             given[position] = 0.0
     return func(*given, **{name: 0.0 if name in _RATES else value for name, value in kwargs.items()})
 
 
-def _pair(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: TorchDispatchMode) -> Any:
+def _pair(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: DispatchMode) -> Any:
     """Operators that return what they kept, too."""
     given = _bound(func, args, kwargs)
-    return _PAIRS[func._schema.name.partition("::")[2]](func, given)
+    return _PAIRS[schema_of(func).name.partition("::")[2]](func, given)
 
 
-def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: TorchDispatchMode) -> Any:
+def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: DispatchMode) -> Any:
     """An operator made of others that are known here; one that is not draws as it always does."""
     with mode:
         result = func.decompose(*args, **kwargs)
@@ -113,7 +114,7 @@ def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name, defaults included."""
     given = dict(kwargs)
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         if position < len(args):
             given[argument.name] = args[position]
         elif argument.name not in given and argument.has_default_value():
@@ -201,7 +202,7 @@ def _rrelu(func: Any, given: Arguments) -> Any:
     value, noise = given["self"], given["noise"]
     slope = (given["lower"] + given["upper"]) / 2
     noise.copy_(torch.where(value > 0, 1.0, slope))
-    if func._schema.name.endswith("_"):
+    if schema_of(func).name.endswith("_"):
         return value.mul_(noise)
     return given["out"].copy_(value * noise) if "out" in given else value * noise
 

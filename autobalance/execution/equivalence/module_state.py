@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from autobalance.compat import buffer_table, parameter_table
+
 Changed = Callable[[Tensor], bool]
 Before = Callable[[Tensor], Tensor | None]
 
@@ -79,8 +81,8 @@ class ModuleState:
         self._restores: list[Callable[[], None]] = []
         for module in root.modules():
             self._note(vars(module))
-            for name in ("_buffers", "_parameters"):
-                self._note(getattr(module, name))
+            self._note(buffer_table(module))
+            self._note(parameter_table(module))
         self.tensors = [value for value in self._walk(beside) if isinstance(value, Tensor)]
 
     def put_back(self) -> None:
@@ -233,7 +235,7 @@ class _Reader:
 
 
 def _state_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for attributes in (vars(module), module._buffers, module._parameters):
+    for attributes in (vars(module), buffer_table(module), parameter_table(module)):
         for name, value in list(attributes.items()):
             if name not in _NOT_STATE:
                 yield name, value

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from autobalance.compat import storage_key
+from autobalance.compat import DispatchMode, storage_key, written_by
 
 
-class WritesKept(TorchDispatchMode):
+class WritesKept(DispatchMode):
     """While active, operations that write to tensors of a step leave a copy on the host; `put_back` undoes the writes.
 
     Example:
@@ -32,7 +30,7 @@ class WritesKept(TorchDispatchMode):
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch declares no types for it
+        super().__init__()
         self._tensors = list({id(tensor): tensor for tensor in tensors}.values())
         self._positions = {id(tensor): position for position, tensor in enumerate(self._tensors)}
         # Aliases keep the storage alive, and tell it from another that `.data = ...` has put in its place.
@@ -48,7 +46,7 @@ class WritesKept(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        for position, name in _written(func):
+        for position, name in written_by(func):
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, Tensor):
@@ -88,13 +86,6 @@ class WritesKept(TorchDispatchMode):
         for position in self._by_storage.get(_storage_of(tensor) or 0, ()):
             if position not in self._copies:
                 self._copies[position] = self._aliases[position].to("cpu", copy=True)
-
-
-@cache
-def _written(func: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that an operator writes to."""
-    arguments = enumerate(func._schema.arguments)
-    return tuple((i, each.name) for i, each in arguments if each.alias_info is not None and each.alias_info.is_write)
 
 
 def _storage_of(tensor: Tensor) -> int | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autobalance.compat import is_batch_norm, is_instance_norm, version
+from autobalance.compat import buffer_table, is_batch_norm, is_instance_norm, version
 from autobalance.execution.savings.given import Given
 from autobalance.placement.hooks import Door, Remove, inside, replace_method, run_method
 
@@ -127,18 +127,18 @@ def _inside_region(block: _Recomputed) -> Iterator[None]:
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
     """Inside, running statistics stay as they are: with a momentum of 0 each is replaced by itself."""
     norms: list[Any] = [part for part in module.modules() if has_statistics(part)]
-    before = [(norm.momentum, norm._buffers.get("num_batches_tracked")) for norm in norms]
+    before = [(norm.momentum, buffer_table(norm).get("num_batches_tracked")) for norm in norms]
     for norm, (_, counter) in zip(norms, before, strict=True):
         norm.momentum = 0.0
         if counter is not None:
-            norm._buffers["num_batches_tracked"] = None
+            buffer_table(norm)["num_batches_tracked"] = None
     try:
         yield
     finally:
         for norm, (momentum, counter) in zip(norms, before, strict=True):
             norm.momentum = momentum
             if counter is not None:
-                norm._buffers["num_batches_tracked"] = counter
+                buffer_table(norm)["num_batches_tracked"] = counter
 
 
 def has_statistics(part: nn.Module) -> bool:
@@ -165,7 +165,7 @@ def versions_of_buffers(module: nn.Module) -> Versions:
         (part, name, buffer, version(buffer))
         for part in module.modules()
         if not has_statistics(part)
-        for name, buffer in part._buffers.items()
+        for name, buffer in buffer_table(part).items()
         if buffer is not None and not buffer.is_inference()
     ]
 
@@ -177,7 +177,7 @@ def changed_buffer(module: nn.Module, before: Versions) -> str | None:
         >>> changed_buffer(block, versions_of_buffers(block))     # doctest: +SKIP
     """
     for part, name, buffer, number in before:
-        if part._buffers.get(name) is not buffer or version(buffer) != number:
+        if buffer_table(part).get(name) is not buffer or version(buffer) != number:
             path = next(path for path, other in module.named_modules() if other is part)
             return f"{path}.{name}" if path else name
     return None

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from autobalance.compat import parts_of, storage_key, version
+from autobalance.compat import base_of, parts_of, storage_key, version
 from autobalance.execution.savings.host_copies import Arrival
 from autobalance.placement.hooks import Door, inside
 
@@ -139,7 +139,7 @@ class SavedTensors:
             return False
         if tensor.is_conj() or tensor.is_neg() or parts_of(tensor):  # more than a view of a storage
             return False
-        is_weight = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+        is_weight = isinstance(tensor, nn.Parameter) or isinstance(base_of(tensor), nn.Parameter)
         return not is_weight and storage_key(tensor.untyped_storage()) not in self._stays
 
     def _sent_away(self, tensor: Tensor) -> Rest:

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from autobalance.compat import call_at_checkpoint, flat_weights_of, in_backward, storage_key, version
+from autobalance.compat import (
+    buffer_table,
+    call_at_checkpoint,
+    flat_weights_of,
+    in_backward,
+    parameter_table,
+    storage_key,
+    version,
+)
 from autobalance.execution.savings.host_copies import Arrival, to_device, to_host
 from autobalance.execution.savings.offload import OnHostUntilBackward
 from autobalance.execution.savings.recompute import has_statistics
@@ -191,7 +199,7 @@ def _weights_on_device(streaming: Streaming) -> Iterator[dict[int, Rest]]:
         while arrivals:
             part, name, tensor, arrival = arrivals.pop()
             there = arrival.wait()
-            if not has_statistics(part) or name in part._parameters:
+            if not has_statistics(part) or name in parameter_table(part):
                 known[storage_key(there.untyped_storage())] = _Weights(streaming, tensor)
             if torch.is_grad_enabled() and tensor.requires_grad:
                 there = _Fetched.apply(tensor, there)  # type: ignore[no-untyped-call]
@@ -203,15 +211,14 @@ def _weights_on_device(streaming: Streaming) -> Iterator[dict[int, Rest]]:
 
 def _registered(streaming: Streaming) -> Iterator[tuple[nn.Module, str, Tensor]]:
     for part in streaming.module.modules():
-        for table in (part._parameters, part._buffers):
+        for table in (parameter_table(part), buffer_table(part)):
             for name, tensor in table.items():
                 if tensor is not None:
                     yield part, name, tensor
 
 
 def _table(part: nn.Module, name: str) -> dict[str, Any]:
-    table: dict[str, Any] = part._parameters if name in part._parameters else part._buffers
-    return table
+    return parameter_table(part) if name in parameter_table(part) else buffer_table(part)
 
 
 def _put_back(lent: _Lent) -> None:
@@ -219,7 +226,7 @@ def _put_back(lent: _Lent) -> None:
     part, name, tensor, there, number = lent
     table = _table(part, name)
     now, table[name] = table[name], tensor
-    if table is part._parameters or now is None:
+    if table is parameter_table(part) or now is None:
         return
     # Where the forward runs again, running statistics stay.
     counts = has_statistics(part) and part.training and not in_backward()
