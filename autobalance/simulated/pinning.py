@@ -34,7 +34,7 @@ def _leave_as_it_is(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
     global _said
     if not _said:
         _said = True
-        _log.info("host memory is not pinned while devices are simulated: there is nothing to copy it to faster")
+        _log.info("Host memory is not pinned while devices are simulated: pinned memory is for faster copies to a GPU.")
     pinned.mark(tensor)
     return tensor
 
@@ -42,4 +42,7 @@ def _leave_as_it_is(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
 def _pin(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
     if isinstance(args[0], SimulatedTensor) and args[0].index is None:
         return _leave_as_it_is(args[0])
-    raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
+    raise RuntimeError(
+        f"cannot pin a tensor on {args[0].device}: only dense tensors in host memory can be pinned. Call "
+        f"`pin_memory()` before the tensor is moved there."
+    )

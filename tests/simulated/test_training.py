@@ -180,5 +180,5 @@ def test_pinning_of_loaders_is_switched_off_and_said_once(workers: int, caplog: 
     assert [batch.flatten().tolist() for batch in batches[:3]] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     assert all(batch.device.type == "cpu" and not batch.is_pinned() for batch in batches)
     assert [record.message for record in caplog.records] == [
-        "host memory is not pinned while devices are simulated: there is nothing to copy it to faster"
+        "Host memory is not pinned while devices are simulated: pinned memory is for faster copies to a GPU."
     ]
