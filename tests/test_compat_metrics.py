@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -70,6 +72,23 @@ def test_a_copy_has_no_updates_and_the_copied_one_keeps_its_own() -> None:
     twin.update(*scores(3))
     assert base.update_count == 1
     assert torch.equal(metric.compute()["raw"], expected)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_copy_that_was_taken_apart_goes_at_once(apart: bool) -> None:
+    twin = private.fresh_copy(torchmetrics.MinMaxMetric(MulticlassAUROC(3)))
+    twin.update(*scores())
+    parts = [weakref.ref(part) for part in twin.modules()]
+    gc.collect()
+    gc.disable()
+    try:
+        if apart:
+            private.take_apart(twin)
+        del twin
+        gone = [part() is None for part in parts]
+    finally:
+        gc.enable()
+    assert gone == [apart] * len(parts)
 
 
 def test_groups_of_a_collection_are_formed_when_they_are_asked_for() -> None:
