@@ -64,7 +64,7 @@ def few_samples(module: Any, batch: Any, layout: Layout | None = None, most: int
     Raises:
         UnsplittableBatchError: the batch cannot be split.
     """
-    found = [_halved(module, slice, layout) for slice in slices(module, batch, layout, most)]
+    found = [_halved(module, some, layout) for some in slices(module, batch, layout, most)]
     return max((few for few in found if few is not None), key=_tells, default=None)
 
 
@@ -113,7 +113,7 @@ def slices(module: Any, batch: Any, layout: Layout | None, most: int) -> Iterato
     """Samples of a batch that stand one after the other, from its begin on.
 
     Example:
-        >>> [len(slice) for slice in slices(module, torch.zeros(8, 3), None, 2)]
+        >>> [len(some) for some in slices(module, torch.zeros(8, 3), None, 2)]
         [2, 2, 2, 2]
 
     Args:
@@ -134,11 +134,11 @@ def slices(module: Any, batch: Any, layout: Layout | None, most: int) -> Iterato
         yield samples_between(batch, start, start + size, layout)
 
 
-def _halved(module: Any, slice: Any, layout: Layout | None) -> FewSamples | None:
-    halves = parts_of(module, slice, 2, layout=layout)
+def _halved(module: Any, some: Any, layout: Layout | None) -> FewSamples | None:
+    halves = parts_of(module, some, 2, layout=layout)
     if len(halves.batches) < 2:
         return None
-    return FewSamples(slice, halves.batches, halves.sizes, _by_hook(module, halves))
+    return FewSamples(some, halves.batches, halves.sizes, _by_hook(module, halves))
 
 
 def _by_hook(module: Any, parts: Parts) -> list[float] | None:
