@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from autobalance.execution.suspended import Suspended, current_call
+from autobalance.execution.workers import Workers
 from autobalance.placement.contents import tensors_in
-from autobalance.placement.ready import mark_gradient_ready
+from autobalance.placement.ready import mark_gradient_ready, marks_forgotten
 
 Forward = Callable[[int], None]
 """Runs the user's step on the micro-batch of this number, up to its loss, and keeps what it returns."""
@@ -27,6 +28,7 @@ class InStages:
         stages: how many there are.
         forward: runs the step.
         backward: runs its backward, which stops at the boundaries as well; None: another thread does that.
+        workers: whose thread runs it.
 
     Attributes:
         call: the step.
@@ -34,23 +36,24 @@ class InStages:
         stops_in_backward: whether its backward is suspended as well, at the stages' boundaries.
     """
 
-    def __init__(self, number: int, stages: int, forward: Forward, backward: Backward | None) -> None:
+    def __init__(self, number: int, stages: int, forward: Forward, backward: Backward | None, workers: Workers) -> None:
         self.stage = 0
         self.stops_in_backward = backward is not None
         self._watched: set[int] = set()
         self._goes_back = False
 
         def run() -> None:
-            forward(number)
-            if backward is not None:
-                self._goes_back = True
-                self.stage = stages - 1
-                self.call.hand_back()
-                # Autograd's own threads, which it has for GPUs, could not be stopped at a stage's boundary.
-                with torch.autograd.set_multithreading_enabled(False):
-                    backward((number,))
+            with marks_forgotten():
+                forward(number)
+                if backward is not None:
+                    self._goes_back = True
+                    self.stage = stages - 1
+                    self.call.hand_back()
+                    # Autograd's own threads, which it has for GPUs, could not be stopped at a stage's boundary.
+                    with torch.autograd.set_multithreading_enabled(False):
+                        backward((number,))
 
-        self.call = Suspended(run, f"autobalance micro-batch {number}")
+        self.call = Suspended(run, f"autobalance micro-batch {number}", workers)
 
     def forward_through(self, stage: int) -> None:
         """Go on until a later stage than this one begins, or to the end of the forward."""

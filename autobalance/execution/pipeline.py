@@ -20,6 +20,7 @@ from autobalance.execution.in_stages import Backward, Forward, InStages
 from autobalance.execution.kept_casts import KeptCasts
 from autobalance.execution.micro_batch import MicroBatch, current_micro_batch, working_on
 from autobalance.execution.suspended import Suspended, current_call
+from autobalance.execution.workers import Workers
 from autobalance.placement.ready import mark_ready
 from autobalance.schedules.launches import Launch, launch_order
 
@@ -47,6 +48,11 @@ class Pipeline:
         self._devices = tuple(devices)
         self._beside = tuple(beside)
         self._runs: dict[Suspended, InStages] = {}
+        self._workers = Workers()
+
+    def close(self) -> None:
+        """End the threads that are kept for the next step; further steps may come."""
+        self._workers.end()
 
     @property
     def stages(self) -> int:
@@ -184,15 +190,18 @@ class Pipeline:
         self, numbers: Sequence[int], call: Forward, backward: Backward | None = None
     ) -> Iterator[dict[int, InStages]]:
         """A suspended call for each micro-batch; whatever happens inside, all are wound down."""
-        runs = {number: InStages(number, self.stages, call, backward) for number in numbers}
+        runs = {number: InStages(number, self.stages, call, backward, self._workers) for number in numbers}
         self._runs = {run.call: run for run in runs.values()}
-        try:
+        with ExitStack() as all_of_them:  # a second interrupt ends one wait, and not those for the others
+            all_of_them.callback(self._runs.clear)
+            all_of_them.push(self._close_after_error)
+            for run in runs.values():
+                all_of_them.callback(run.call.cancel)
             yield runs
-        finally:
-            with ExitStack() as all_of_them:  # a second interrupt ends one wait, and not those for the others
-                all_of_them.callback(self._runs.clear)
-                for run in runs.values():
-                    all_of_them.callback(run.call.cancel)
+
+    def _close_after_error(self, kind: type[BaseException] | None, *others: object) -> None:
+        if kind is not None:
+            self.close()
 
 
 def _drop_workspaces() -> None:

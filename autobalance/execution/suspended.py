@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from autobalance.execution.carried import Carried, carried_state
 from autobalance.execution.process_state import ProcessState
+from autobalance.execution.workers import Worker, Workers
 
 _PATIENCE = 0.05
 """Seconds after which it is asked again whether a call that was left running has come to rest."""
@@ -36,13 +37,19 @@ class Suspended:
         call: the code to run; it sees the thread-local state of torch and the context variables of the thread that
             makes this object.
         name: of the thread, for debuggers.
+        workers: whose threads to use; None: a thread of its own, which ends with the call.
 
     Attributes:
         has_ended: whether the call has returned or failed.
     """
 
-    def __init__(self, call: Callable[[], object], name: str = "autobalance micro-batch") -> None:
+    def __init__(
+        self, call: Callable[[], object], name: str = "autobalance micro-batch", workers: Workers | None = None
+    ) -> None:
         self.has_ended = False
+        self._name = name
+        self._workers = workers
+        self._worker: Worker | None = None
         self._call: Callable[[], object] | None = call
         self._carried: Carried | None = carried_state()
         self._error: BaseException | None = None
@@ -51,8 +58,6 @@ class Suspended:
         self._goes_on, self._comes_back = _closed_gate(), _closed_gate()
         self._is_running = False
         self._is_at_rest = False
-        # A daemon, so that user code which never comes back cannot keep the process alive.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def resume(self) -> None:
         """Let the call run until it hands the baton back or ends.
@@ -63,9 +68,11 @@ class Suspended:
         """
         if self.has_ended:
             raise RuntimeError("the call has ended: there is nothing to resume")
-        if self._thread.ident is None:
-            self._thread.start()
-        self._is_running = True  # not before: an interrupt of `start` leaves nobody to wait for
+        if self._worker is None:
+            worker = Worker() if self._workers is None else self._workers.take()
+            worker.run(self._run, self._name)
+            self._worker = worker
+        self._is_running = True  # not before: an interrupt of `run` leaves nobody to wait for
         self._is_at_rest = False
         self._goes_on.release()
         self._wait()
@@ -78,9 +85,10 @@ class Suspended:
 
     def cancel(self) -> None:
         """Wind the call down: it sees `Cancelled` where it stopped. Waits for one that an interrupt left running."""
-        if self._thread.ident is None:
-            self.has_ended = True
+        if self._worker is None and not self.has_ended:
+            self.has_ended = self._is_cancelled = True
             self._call = self._carried = None
+            self._goes_on.release()  # an interrupt may have come when a thread had just been given the call
         while self._is_running:
             is_at_rest = self._is_at_rest
             # An interrupt may have come when the baton was back, but before that was noted.
@@ -90,6 +98,7 @@ class Suspended:
         while not self.has_ended:  # user code may catch everything, and go on to the next hand-over
             self._goes_on.release()
             self._wait()
+        self._let_go()
         self._error = None
 
     def hand_back(self) -> None:
@@ -113,26 +122,35 @@ class Suspended:
         self._comes_back.acquire()
         self._is_running = False
         if self.has_ended:
-            self._thread.join()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None and self._workers is not None:
+            self._workers.give_back(worker)
+        elif worker is not None:
+            worker.end()
 
     def _run(self) -> None:
         self._goes_on.acquire()
-        assert self._carried is not None
-        assert self._call is not None
-        _here.call = self
-        self._outside = ProcessState()
         carried, call = self._carried, self._call
         self._carried = self._call = None  # what they hold is freed when the call ends, not when this object is
+        if carried is not None and call is not None and not self._is_cancelled:
+            self._run_carried(carried, call)
+        del carried, call
+        self.has_ended = self._is_at_rest = True
+        self._comes_back.release()
+
+    def _run_carried(self, carried: Carried, call: Callable[[], object]) -> None:
+        _here.call = self
+        self._outside = ProcessState()
         try:
             carried.run(call)
         except BaseException as error:
             self._error = error
         finally:
-            del carried, call
             _here.call = None
             self._outside.put_back()
-            self.has_ended = self._is_at_rest = True
-            self._comes_back.release()
 
 
 def _closed_gate() -> threading.Lock:

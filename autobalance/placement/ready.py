@@ -43,7 +43,7 @@ class _Marks:
 
 
 class _Waiting(threading.local):
-    """What this thread's call of a block was given, and what is marked until the thread ends."""
+    """What this thread's call of a block was given, and what is marked until the thread's micro-batch ends."""
 
     def __init__(self) -> None:
         self.inputs: tuple[Tensor, ...] = ()
@@ -77,10 +77,20 @@ def awaiting(inputs: Iterable[Tensor]) -> Iterator[None]:
 def mark_ready() -> None:
     """Note that the inputs which this thread waits with need nothing that is launched from now on.
 
-    To be called in the thread of a micro-batch, which ends with it, just before it is suspended. Without it copies wait
-    for all that was launched until they are, which is always right.
+    To be called in the thread of a micro-batch, inside of `marks_forgotten`, just before it is suspended. Without it
+    copies wait for all that was launched until they are, which is always right.
     """
     _waiting.marks.add(_waiting.inputs)
+
+
+@contextmanager
+def marks_forgotten() -> Iterator[None]:
+    """At the end, forget what this thread has marked inside: it works for another micro-batch next."""
+    before, _waiting.marks = _waiting.marks, _Marks()
+    try:
+        yield
+    finally:
+        _waiting.marks, _waiting.gradient = before, None
 
 
 @contextmanager

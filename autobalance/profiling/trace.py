@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -186,7 +187,7 @@ def _make_world(traced: Traced, subject: Subject, devices: int) -> World:
 
 def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> None:
     root, trial, batches = subject.root, subject.trial, subject.batches
-    with random_state_kept():
+    with random_state_kept(), ExitStack() as at_the_end:
         replacing = _replacing(subject, world, layout)
         shrunk = quantized_stand_ins(root, layout.spot_of, world, traced.tracer)
         traced.quantized = len(shrunk)
@@ -208,6 +209,7 @@ def _run(subject: Subject, layout: _Layout, world: World, traced: Traced) -> Non
         for optimizer in optimizers:
             on_host(optimizer, away)
         if pipeline is not None:
+            at_the_end.callback(pipeline.close)
             trial.split(pipeline, layout.running)
         if subject.opaque is not None and subject.kind == "fake":
             subject.opaque.optimizers.install(optimizers)

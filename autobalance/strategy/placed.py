@@ -123,6 +123,8 @@ class Placed:
             self._undo()
         if self._installed is not None:
             self._installed.remove()
+        if self.pipeline is not None:
+            self.pipeline.close()
         while self._savings:
             self._savings.pop()()
         self._installed, self._undo, self._buffers, self.pipeline = None, None, [], None

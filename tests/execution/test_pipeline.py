@@ -88,6 +88,8 @@ def test_gradients_are_those_of_the_whole_batch(schedule: str, parts: int) -> No
     run.step()
     for gradient, expected in zip(run.gradients(), plain_gradients(run.net, run.inputs), strict=True):
         torch.testing.assert_close(gradient, expected)
+    assert set(threads()) <= {"autobalance worker"}
+    run.pipeline.close()
     assert threads() == []
 
 
@@ -109,6 +111,7 @@ def test_an_error_in_one_micro_batch_surfaces_and_the_next_step_works(schedule: 
     run.step()
     for gradient, expected in zip(run.gradients(), plain_gradients(run.net, run.inputs), strict=True):
         torch.testing.assert_close(gradient, expected)
+    run.pipeline.close()
 
 
 class Fails(torch.autograd.Function):
