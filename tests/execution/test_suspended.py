@@ -19,7 +19,7 @@ def threads() -> list[str]:
     """Those of calls that are alive, apart from those that are about to end with a pipeline that nobody holds."""
     gc.collect()
     for thread in threading.enumerate():
-        if thread.name == "autobalance worker":
+        if thread.name.startswith("autobalance"):
             thread.join(timeout=0.1)
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("autobalance")]
 
