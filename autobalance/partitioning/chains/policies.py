@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobalance.partitioning.chains.step_time import PRECISION, Fastest, Timed
-from autobalance.partitioning.chains.sweep import CostOf, Costs, Path, Sweep
+from autobalance.partitioning.chains.step_time import Fastest, Timed
+from autobalance.partitioning.chains.sweep import Costs, Path, Sweep
 from autobalance.partitioning.chains.tables import Tables
+from autobalance.partitioning.chains.uses import (
+    bases_are_allowed,
+    largest_base,
+    largest_use,
+    least_use_of_short_stages,
+    uses_between,
+    uses_of,
+)
 
 NEARLY = 0.02
 """Share of the least step time within which `auto` prefers the smaller use."""
@@ -46,23 +54,23 @@ def auto(tables: Tables, micro_batches: int) -> Cut | None:
         tables: what stages hold and take.
         micro_batches: parts of the batch.
     """
-    if not _bases_allowed(tables):
+    if not bases_are_allowed(tables):
         return None
     best = _fastest(tables, micro_batches)
     if best is None:
         return None
     seconds = max(best.seconds, tables.floor)
     limit = seconds * (1 + NEARLY) if tables.limit is None else tables.limit
-    least = _least_use_of_short_stages(tables, micro_batches, limit)
-    use, path = _largest_use(tables, best.path), best.path
+    least = least_use_of_short_stages(tables, micro_batches, limit)
+    use, path = largest_use(tables, best.path), best.path
 
     def lighter(most: float) -> Path | None:
         return Fastest(tables, micro_batches, most).within(limit, best.least_sum)
 
     if use > least and (found := lighter(least)) is not None:
-        use, path = _largest_use(tables, found), found
+        use, path = largest_use(tables, found), found
     elif use > least:
-        values = _uses_between(tables, least, use)
+        values = uses_between(tables, least, use)
         low, high = 0, len(values)
         while low < high and (high <= _MANY or use > float(values[low]) * (1 + _ALIKE)):
             middle = (low + high) // 2
@@ -70,7 +78,7 @@ def auto(tables: Tables, micro_batches: int) -> Cut | None:
             if found is None:
                 low = middle + 1
             else:
-                use, path = _largest_use(tables, found), found
+                use, path = largest_use(tables, found), found
                 high = int(np.searchsorted(values, use))
     # Of the ways with that use the evenest, if it is one of those that take no longer.
     even = _evenest(tables, use, ())
@@ -95,7 +103,7 @@ def fastest(tables: Tables, micro_batches: int) -> Cut | None:
     Args:
         tables, micro_batches: as for `auto`.
     """
-    found = _fastest(tables, micro_batches) if _bases_allowed(tables) else None
+    found = _fastest(tables, micro_batches) if bases_are_allowed(tables) else None
     return None if found is None else Cut((max(found.seconds, tables.floor),), found.path)
 
 
@@ -108,9 +116,9 @@ def balanced(tables: Tables, micro_batches: int = 1) -> Cut | None:
     Args:
         tables, micro_batches: as for `auto`.
     """
-    if not _bases_allowed(tables):
+    if not bases_are_allowed(tables):
         return None
-    largest = max(Sweep(tables.counts, tables.units, _uses(tables), "max").value, _largest_base(tables))
+    largest = max(Sweep(tables.counts, tables.units, uses_of(tables), "max").value, largest_base(tables))
     return _evenest(tables, largest, (largest,))
 
 
@@ -123,7 +131,7 @@ def balanced_low_0(tables: Tables, micro_batches: int = 1) -> Cut | None:
     Args:
         tables, micro_batches: as for `auto`.
     """
-    if not _bases_allowed(tables):
+    if not bases_are_allowed(tables):
         return None
     first = next(kind for kind, here in enumerate(tables.kinds) if 0 in here.devices)
     least = _least_on(tables, first)
@@ -149,7 +157,7 @@ def sequential(tables: Tables, micro_batches: int = 1) -> Cut | None:
     Args:
         tables, micro_batches: as for `auto`.
     """
-    if not _bases_allowed(tables):
+    if not bases_are_allowed(tables):
         return None
     kind_of = {device: kind for kind, here in enumerate(tables.kinds) for device in here.devices}
     order = [kind_of[device] for device in sorted(kind_of)]
@@ -223,56 +231,12 @@ def _least_on(tables: Tables, first: int) -> float | None:
         return None
     if np.isfinite(widest.least_without(first)):
         return tables.base(first)
-    values = _uses_between(tables, -np.inf, np.inf, (first,))
+    values = uses_between(tables, -np.inf, np.inf, (first,))
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if np.isfinite(rest(float(values[middle])).value) else (middle + 1, high)
     return float(values[high])
-
-
-def _uses(tables: Tables) -> CostOf:
-    return lambda kind, left: tables.use_by_length(kind, left)[:, None]
-
-
-def _bases_allowed(tables: Tables) -> bool:
-    return bool(np.isfinite(_largest_base(tables)))
-
-
-def _largest_base(tables: Tables) -> float:
-    return max(tables.base(kind) for kind in range(len(tables.kinds)))
-
-
-def _largest_use(tables: Tables, path: Path) -> float:
-    uses = [
-        float(tables.use(kind, len(path) - number)[start, stop - start - 1])
-        for number, (kind, start, stop) in enumerate(path)
-    ]
-    return max([*uses, _largest_base(tables)])
-
-
-def _least_use_of_short_stages(tables: Tables, micro_batches: int, limit: float) -> float:
-    """No way within a step time has a smaller largest use: none of its stages takes the whole time by itself."""
-    most = limit * (1 + PRECISION) / micro_batches
-
-    def cost(kind: int, left: int) -> Costs:
-        time = tables.time_by_length(kind, left)
-        return np.where(time <= most, tables.use_by_length(kind, left)[:, None], np.inf)
-
-    return max(Sweep(tables.counts, tables.units, cost, "max").value, _largest_base(tables))
-
-
-def _uses_between(tables: Tables, low: float, high: float, kinds: tuple[int, ...] | None = None) -> Costs:
-    """The different uses that stages have between two others, sorted."""
-    wanted = range(len(tables.kinds)) if kinds is None else kinds
-    seen: dict[tuple[int, int], Costs] = {}
-    for kind in wanted:
-        for left in range(1, min(sum(tables.counts), tables.units) + 1):
-            key = kind, tables.in_flight(left)
-            if key not in seen:
-                uses = tables.use(kind, left)
-                seen[key] = uses[np.isfinite(uses) & (uses > low) & (uses < high)]
-    return np.unique(np.concatenate([*seen.values(), np.empty(0)]))
 
 
 POLICIES: dict[str, Policy] = {

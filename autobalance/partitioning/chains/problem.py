@@ -9,17 +9,17 @@ from typing import Literal
 import numpy as np
 
 from autobalance.devices.links import link_matrix
+from autobalance.partitioning.chains.chosen_savings import ChosenSavings
 from autobalance.partitioning.chains.kinds import Kind, kinds_for, merged
-from autobalance.partitioning.chains.known_stages import KnownStages
 from autobalance.partitioning.chains.placements import MOST_COMBINATIONS, Placement, all_placements
 from autobalance.partitioning.chains.policies import NEARLY, Cut, Policy, auto, balanced, fastest, sequential
 from autobalance.partitioning.chains.reach import first_limits, limits_of, widened
 from autobalance.partitioning.chains.solution import Solution, on_devices
-from autobalance.partitioning.chains.sweep import MOST_STATES, Path, count_states
+from autobalance.partitioning.chains.sweep import MOST_STATES, count_states
 from autobalance.partitioning.chains.tables import Tables
 from autobalance.partitioning.judge import Judged, judge
 from autobalance.partitioning.orders.item_search import Found, ItemSearch
-from autobalance.partitioning.savings.choice import MILLIONTH, Choice
+from autobalance.partitioning.savings.choice import MILLIONTH
 from autobalance.partitioning.savings.lighter import copying_less
 from autobalance.partitioning.savings.saving_tables import SavingTables
 
@@ -36,7 +36,7 @@ _MOST_TIGHTENED = 16
 
 
 @dataclass
-class Problem(KnownStages):
+class Problem(ChosenSavings):
     """A chain to cut under budgets.
 
     Example:
@@ -123,9 +123,9 @@ class Problem(KnownStages):
         proved = is_exact and not self._is_merged and not self._is_short
         proved = proved and self.overlapping == self.micro_batches
         # Any that saves memory is as balanced as any other that does, and less so than one that keeps all.
-        proved = proved and (policy is balanced or not memory or not self._is_coarse)
-        saving, streamed = self._savings(found.path, kinds)
-        choices = self._choices(found.path, kinds)
+        proved = proved and (policy is balanced or not memory or not self.is_coarse)
+        saving, streamed = self.savings(found.path, kinds)
+        choices = self.choices(found.path, kinds)
         loose = None if self.is_short_of_host or not self.is_exact or policy not in (auto, fastest) else self.least
         bound = found.key[0] if proved else loose if searched is None else searched.bound
         return Solution(
@@ -166,32 +166,6 @@ class Problem(KnownStages):
             host_optimizer=solution.host_optimizer,
         )
 
-    def _savings(self, path: Path, kinds: tuple[Kind, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """What becomes of the saved tensors of each block, and the blocks whose weights stream."""
-        saving, streamed = ["keep"] * len(self.profile.blocks), list[int]()
-        for (_, start, stop), choice in zip(path, self._choices(path, kinds), strict=True):
-            if choice is None:
-                continue
-            for unit, word in zip(range(start, stop), choice.saving, strict=True):
-                for owner in self.chain.units[unit]:
-                    if owner >= 0 and word != "keep" and self._may(word, owner):
-                        saving[owner] = word
-            streamed += [owner for unit in choice.streamed for owner in self.chain.units[unit] if owner >= 0]
-        return (tuple(saving) if any(word != "keep" for word in saving) else ()), tuple(streamed)
-
-    def _choices(self, path: Path, kinds: tuple[Kind, ...]) -> list[Choice | None]:
-        """What each stage does to fit; None where it keeps all."""
-        found: list[Choice | None] = []
-        for number, (at, start, stop) in enumerate(path):
-            stage = self.in_flight(len(path) - number), start, stop
-            saver = self.savers.get(kinds[at]) if self.allowed is not None else None
-            found.append(saver.choices.get(stage) if saver is not None else None)
-        return found
-
-    def _may(self, word: str, owner: int) -> bool:
-        block = self.profile.blocks[owner]
-        return block.saved > (block.inputs if word == "recompute" else 0)
-
     def _placements(self, policy: Policy) -> list[Placement]:
         """Where the items may go; where devices are filled in order, none of them is like another."""
         kinds = kinds_for(self.devices, self.budgets, self.excess, self.chain, ())
@@ -202,21 +176,6 @@ class Problem(KnownStages):
     @property
     def _is_short(self) -> bool:
         return self.is_short_of_host or self.least is not None
-
-    @cached_property
-    def _is_coarse(self) -> bool:
-        """Whether blocks might save memory one by one that here do so together, as a unit, or not at all, in items."""
-        allowed = self.allowed
-        if allowed is None:
-            return False
-        units = [[owner for owner in owners if owner >= 0] for owners in self.chain.units]
-        items = [[owner for owner in item.owners if owner >= 0] for item in self.chain.items]
-        return any(
-            (allowed.recompute and self._may("recompute", owner))
-            or (allowed.offload and (self._may("offload", owner) or self.profile.blocks[owner].static > 0))
-            for owners in [*(unit for unit in units if len(unit) > 1), *items]
-            for owner in owners
-        )
 
     def _search_items(self, policy: Policy, hard: bool) -> Found:
         def cost(placement: Placement) -> tuple[float, ...]:
