@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from autobalance.placement.contents import Contents, is_atom, parts
+from autobalance.placement.host_locator import HostLocator
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
-from autobalance.profiling.trial import HostLocator
 
 
 class Courier(HostLocator):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from autobalance.placement.contents import tensors_in
+from autobalance.placement.host_locator import HostLocator
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
-from autobalance.profiling.trial import HostLocator
 
 
 def samples_in(data: Any) -> int:

@@ -9,19 +9,18 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from autobalance import compat
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import Running
+from autobalance.placement.host_locator import HostLocator
+from autobalance.placement.move import Mover
 from autobalance.profiling.asked import check_callables, checked_loss, made_optimizer
-from autobalance.profiling.operands import operands_in
+from autobalance.profiling.default_step import call_model, default_step
 
 Step = Callable[[nn.Module, Any], Tensor]
 Mark = Callable[[str], None]
 Glue = Callable[[], AbstractContextManager[None]]
-
-_HOST = "host"
 
 
 @dataclass(frozen=True)
@@ -193,8 +192,6 @@ class PlainTrial:
                 self._scaler.update()
 
     def _moved(self, data: Any) -> Any:
-        from autobalance.placement.move import Mover
-
         return Mover(HostLocator(self.dtype), self._device).move(data)
 
     def _precise(self) -> AbstractContextManager[Any]:
@@ -239,77 +236,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-class HostLocator:
-    """Moves tensors from the host, and from anywhere else, to a device; a device that is the host gets copies.
-
-    Args:
-        dtype: to which floating tensors are cast on the host; None: they stay as they are.
-    """
-
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
-        self._dtype = dtype
-
-    @property
-    def nothing_moves(self) -> bool:
-        """Batches move."""
-        return False
-
-    def place_of(self, tensor: Tensor) -> Any:
-        """The tensor's device; the host is no device of a trial, even where one of those is the CPU."""
-        return tensor.device if tensor.device.type != "cpu" or compat.is_fake(tensor) else _HOST
-
-    def send(self, tensor: Tensor, place: Any) -> Tensor:
-        """A copy on the device."""
-        return tensor.to(place, self._dtype if tensor.is_floating_point() else None, copy=True)
-
-    def send_object(self, value: Any, place: Any) -> Any:
-        """What the object's own `.to` returns."""
-        return value.to(place)
-
-    def changed_in_place(self, tensor: Tensor, place: Any, block: str) -> None:
-        """Nobody keeps the host's tensor."""
-
-    def enter(self, place: Any) -> Any:
-        """Nothing is current."""
-
-    def leave(self, token: Any) -> None:
-        """Nothing was current."""
-
-
-def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call the model with a mapping as keywords, a tuple as positionals, anything else as the only argument."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    is_several = isinstance(batch, tuple) and not isinstance(batch, PackedSequence)
-    return model(*batch) if is_several else model(batch)
-
-
-def default_step(model: nn.Module, batch: Any) -> Tensor:
-    """Call the model and reduce what it returns to a loss.
-
-    Args:
-        model: called with a mapping as keywords, a tuple as positionals, anything else as the only argument.
-        batch: the batch.
-
-    Returns:
-        The output's `.loss` (or `["loss"]`) if it has one, else the sum of its floating tensors.
-
-    Raises:
-        ValueError: if the output holds no floating tensor.
-    """
-    output = call_model(model, batch)
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(loss, Tensor):
-        return loss
-    sums = [tensor.sum() for tensor in operands_in(output) if tensor.is_floating_point()]
-    if not sums:
-        raise ValueError(
-            f"{type(model).__name__} returned {type(output).__name__}, which holds no floating tensor to run backward "
-            f"from. Pass `step=`, a function of (model, batch) that returns the loss."
-        )
-    total = sums[0]
-    for other in sums[1:]:
-        total = total + other.to(total.device)
-    return total

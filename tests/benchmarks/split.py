@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from autobalance.blocks import find_blocks
 from autobalance.partitioning.replay import replay
+from autobalance.placement.host_locator import HostLocator
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator
 from autobalance.placement.move import Mover
 from autobalance.placement.place import place
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
-from autobalance.profiling.trial import Batch, HostLocator, PlainTrial
+from autobalance.profiling.trial import Batch, PlainTrial
 from autobalance.simulated import simulate
 from tests.benchmarks.zoo import ZOO
 from tests.models import CASES

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from autobalance.blocks import find_blocks
+from autobalance.placement.host_locator import HostLocator
 from autobalance.placement.install import install
 from autobalance.placement.locate import DeviceLocator
 from autobalance.placement.move import Mover
@@ -19,7 +20,7 @@ from autobalance.placement.place import place
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.timeline import ROOT
-from autobalance.profiling.trial import Batch, HostLocator, PlainTrial
+from autobalance.profiling.trial import Batch, PlainTrial
 from tests.models import Case
 
 DEVICES = 4

@@ -4,60 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autobalance.placement.move import Mover
-from autobalance.profiling.trial import Batch, HostLocator, PlainTrial, call_model, default_step
-
-
-class Returns(nn.Module):
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.value
-
-
-ONE, TWO = torch.tensor(1.0), torch.tensor([2.0, 3.0])
-
-
-@pytest.mark.parametrize(
-    ("output", "loss"),
-    [
-        (TWO, 5.0),
-        ({"loss": ONE, "logits": TWO}, 1.0),
-        (SimpleNamespace(loss=ONE, logits=TWO), 1.0),
-        ({"logits": TWO, "more": [TWO, {"deep": ONE}]}, 11.0),
-        ((TWO, torch.tensor([1, 2])), 5.0),
-    ],
-    ids=["tensor", "loss in a dict", "loss attribute", "nested", "integers are no part of it"],
-)
-def test_loss_is_the_outputs_own_or_the_sum_of_its_floats(output: Any, loss: float) -> None:
-    assert default_step(Returns(output), ONE).item() == loss
-
-
-def test_output_without_floats_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"Returns returned list, which holds no floating tensor .* Pass `step=`"):
-        default_step(Returns([torch.tensor(1)]), ONE)
-
-
-def test_batch_decides_how_the_model_is_called() -> None:
-    def record(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        return args, kwargs
-
-    class Records(nn.Module):
-        def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-            return record(*args, **kwargs)
-
-    assert call_model(Records(), {"x": ONE}) == ((), {"x": ONE})
-    assert call_model(Records(), (ONE, TWO)) == ((ONE, TWO), {})
-    assert call_model(Records(), [ONE, TWO]) == (([ONE, TWO],), {})
+from autobalance.profiling.trial import Batch, PlainTrial
 
 
 @pytest.mark.parametrize(
@@ -134,10 +87,3 @@ def test_true_half_precision_casts_the_batch_and_what_is_made_from_nothing() -> 
     Recorder(linear().bfloat16(), PlainTrial(torch.optim.SGD, step, "bf16-true"))
     assert set(seen) == {torch.bfloat16}
     assert torch.get_default_dtype() == torch.float32
-
-
-def test_batch_on_the_host_is_copied_even_where_the_device_is_the_cpu() -> None:
-    batch = {"x": torch.ones(2), "n": 3}
-    moved = Mover(HostLocator(), torch.device("cpu")).move(batch)
-    assert moved["x"] is not batch["x"]
-    assert torch.equal(moved["x"], batch["x"])

@@ -20,10 +20,10 @@ from autobalance.execution.batches.sample_layout import (
     leaves_in,
     samples_of,
 )
+from autobalance.placement.host_locator import HostLocator
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
 from autobalance.profiling.batches import samples_in
-from autobalance.profiling.trial import HostLocator
 
 
 @dataclass(frozen=True)
