@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from autobalance.allocator.replay import replay_requests, requests_fit
 from autobalance.allocator.settings import AllocatorSettings, settings_from_environment
-from autobalance.profiling.block_cost import BlockCost, between
+from autobalance.profiling.block_cost import BlockCost
 from autobalance.profiling.checks import check_profile
 from autobalance.profiling.fingerprint import fingerprint_of
 from autobalance.profiling.holders import Holder, Parts
-from autobalance.profiling.signature import resized
+from autobalance.profiling.other_batches import profile_at, timeline_at
 from autobalance.profiling.textbook import COLUMNS, textbook
 from autobalance.profiling.timeline import Phase, Timeline, Whole
 from autobalance.saved import load, save
@@ -177,29 +177,10 @@ class Profile:
         Raises:
             ValueError: the profile does not know how bytes depend on the batch.
         """
-        timeline = self._timeline_of(batch_size)
-        if batch_size == self.batch_size:
-            return self
-        batch = f"{self.batch}, with {batch_size} samples in place of {self.batch_size}"
-        scaled = replace(
-            self,
-            timeline=timeline,
-            batch=batch,
-            batch_size=batch_size,
-            other_blocks=(),
-            holders=(),
-            parts=Parts(),
-            signature=resized(self.signature, self.batch_size, batch_size),
-        )
-        if self.other_blocks:
-            way = (batch_size - self.batch_size) / (self.other_batch_size - self.batch_size)
-            pairs = zip(self.blocks, self.other_blocks, strict=True)
-            rows = tuple(between(block, other, way) for block, other in pairs)
-            scaled = replace(scaled, blocks=rows, other_blocks=self.blocks, other_batch_size=self.batch_size)
-        return scaled
+        return profile_at(self, batch_size)
 
     def _on_one_device(self, batch_size: int | None) -> tuple[Timeline, Whole]:
-        timeline = self._timeline_of(batch_size)
+        timeline = timeline_at(self, batch_size)
         return as_met(timeline, timeline.homes([0] * len(self.blocks), root=0))
 
     def _requests(self, timeline: Timeline, homes: Whole, stop: int | None) -> list[tuple[int, int]]:
@@ -209,24 +190,6 @@ class Profile:
                 f"peak() without reserved=True, or make the profile with target='cuda'"
             )
         return timeline.requests(homes, 1, stop)[0]
-
-    def _timeline_of(self, batch_size: int | None) -> Timeline:
-        if batch_size is None:
-            return self.timeline
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}; a batch has at least one sample")
-        if batch_size == self.batch_size:
-            return self.timeline
-        if self.larger and batch_size > self.batch_size:
-            return self.larger[0].scaled(batch_size, self.granule)
-        if not self.is_scalable:
-            told = [note for note in self.notes if "batch" in note]
-            raise ValueError(
-                f"this profile holds for the batch it was made with ({self.batch or 'not named'}): how bytes depend on "
-                f"the number of samples is not known. Make a profile with a batch of {batch_size} instead."
-                + "".join(f" Its notes say: {note}." for note in told)
-            )
-        return self.timeline.scaled(batch_size, self.granule)
 
     @classmethod
     def from_costs(
