@@ -1,4 +1,10 @@
-"""Trace a trial on a copy of the model: with every block in a place of its own, to plan; as placed, to forecast."""
+"""Trace a trial on a copy of the model: with every block in a place of its own, to plan; as placed, to forecast.
+
+A forecast is not computed from a description of what a run does, which could differ from it, but the run itself: the
+doors of `autobalance.placement`, and the savings and the pipeline of `autobalance.execution`, are installed on the copy
+as they will be on the model. So this room uses those two, although their turn comes later. Data goes one way all the
+same: what is installed is given places and numbers of parts, no profile and no plan.
+"""
 
 from __future__ import annotations
 
