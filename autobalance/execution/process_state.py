@@ -43,8 +43,15 @@ class ProcessState:
     def __init__(self) -> None:
         self._values = [get() for get, _ in _SETTINGS]
 
-    def put_back(self) -> None:
-        """Make them what they were."""
-        for (get, put), value in zip(_SETTINGS, self._values, strict=True):
-            if get() != value:
+    def put_back(self, now: ProcessState | None = None) -> None:
+        """Make them what they were.
+
+        Args:
+            now: what they are, where that is known.
+        """
+        present = (ProcessState() if now is None else now)._values
+        if self._values == present:
+            return
+        for (_, put), value, other in zip(_SETTINGS, self._values, present, strict=True):
+            if value != other:
                 put(value)

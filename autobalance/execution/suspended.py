@@ -109,12 +109,12 @@ class Suspended:
         """
         assert self._outside is not None
         inside = ProcessState()
-        self._outside.put_back()
+        self._outside.put_back(inside)
         self._is_at_rest = True
         self._comes_back.release()
         self._goes_on.acquire()
         self._outside = ProcessState()
-        inside.put_back()
+        inside.put_back(self._outside)
         if self._is_cancelled:
             raise Cancelled
 

@@ -70,16 +70,27 @@ def tensors_in(value: Any, in_objects: bool = False) -> Iterator[Tensor]:
     unread = [(value, 0)]
     while unread:
         item, depth = unread.pop()
-        if is_atom(item) or id(item) in seen:
+        if id(item) in seen:
             continue
-        seen[id(item)] = item
         if isinstance(item, Tensor):
+            seen[id(item)] = item
             yield item
-            continue
-        inside = list(parts(item))
-        if in_objects and not _is_data(item) and depth < _DEEPEST:
-            inside += attributes(item).values()
-        unread += [(part, depth + 1) for part in reversed(inside)]
+        elif not is_atom(item):
+            seen[id(item)] = item
+            inside = _inside(item, in_objects and depth < _DEEPEST)
+            unread += [(part, depth + 1) for part in reversed(inside)]
+
+
+def _inside(item: Any, in_objects: bool) -> list[Any]:
+    # The states of optimizers are such, thousands of them, and are read at every step.
+    if type(item) is dict:
+        return list(item.values())
+    if type(item) in _BUILT_IN:
+        return list(item)
+    inside = list(parts(item))
+    if in_objects and not _is_data(item):
+        inside += attributes(item).values()
+    return inside
 
 
 def attributes(value: Any) -> dict[str, Any]:
