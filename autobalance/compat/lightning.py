@@ -4,84 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 
 def set_lightning_device(module: nn.Module, device: torch.device) -> None:
-    """Make `LightningModule.device` of `module`, and of those inside it, say `device`; nothing is moved."""
+    """Make `LightningModule.device` of `module`, and of those inside it, say `device`; nothing is moved.
+
+    Args:
+        module: of either package of Lightning.
+        device: what it is to say.
+    """
     for part in module.modules():
         if any(base.__name__ == "_DeviceDtypeModuleMixin" for base in type(part).__mro__):
             vars(part)["_device"] = device
 
 
 def detects_anomalies(trainer: Any) -> bool:
-    """Whether a Trainer runs with autograd's anomaly detection."""
+    """Whether a Trainer runs with autograd's anomaly detection.
+
+    Args:
+        trainer: a Trainer.
+    """
     return bool(trainer._detect_anomaly)
 
 
-def request_loaders(package: str, loop: Any) -> Any:
-    """What the user's loader hook or argument gives for `loop`: a loader, a collection of them, or None.
+def skips_backward(trainer: Any) -> bool:
+    """Whether the running epoch only updates statistics, as weight averaging does for batch norm.
 
     Args:
-        package: the Lightning package of the loop, "pytorch_lightning" or "lightning.pytorch".
-        loop: a fit or evaluation loop of its Trainer.
+        trainer: a Trainer inside `fit`.
     """
-    source = loop._data_source
-    if source.instance is None or not source.is_defined():
-        return None
-    return import_module(f"{package}.trainer.connectors.data_connector")._request_dataloader(source)
-
-
-def data_owners(trainer: Any) -> list[Any]:
-    """Where the loaders of every loop come from: loaders given to the Trainer, or the modules whose hooks make them."""
-    loops = (
-        trainer.fit_loop,
-        trainer.fit_loop.epoch_loop.val_loop,
-        trainer.validate_loop,
-        trainer.test_loop,
-        trainer.predict_loop,
-    )
-    owners = {id(loop._data_source.instance): loop._data_source.instance for loop in loops}
-    return [owner for owner in owners.values() if owner is not None]
-
-
-@contextlib.contextmanager
-def loader_attachment_kept(trainer: Any) -> Iterator[None]:
-    """Undo on leaving what `trainer.estimated_stepping_batches` does inside: it starts the loader of epoch 0."""
-    loop = vars(trainer.fit_loop)
-    kept, kept_here = dict(loop), {name: vars(trainer)[name] for name in _DATA_ATTRIBUTES if name in vars(trainer)}
-    try:
-        yield
-    finally:
-        loop.clear()
-        loop.update(kept)
-        for name in _DATA_ATTRIBUTES:
-            vars(trainer).pop(name, None)
-        vars(trainer).update(kept_here)
-
-
-_DATA_ATTRIBUTES = ("val_check_batch", "_train_start_time", "_last_val_time")
-
-
-def fresh_iterator(loader: Any) -> Any:
-    """An iterator over `loader` that leaves the persistent workers of a torch DataLoader alone."""
-    return loader._get_iterator() if isinstance(loader, DataLoader) else iter(loader)
-
-
-def gives_one_after_the_other(loader: Any) -> bool:
-    """Whether a CombinedLoader of Lightning gives the batches of its loaders in turn, not one of each together."""
-    return bool(loader._mode == "sequential")
-
-
-def skips_backward(trainer: Any) -> bool:
-    """Whether the running epoch only updates statistics, as weight averaging does for batch norm."""
     return bool(trainer.fit_loop._skip_backward)
 
 
@@ -220,19 +178,22 @@ def lightning_optimizer(package: str, optimizer: Any, strategy: Any) -> Any:
 
 
 def closure_classes(package: str) -> tuple[Any, Any]:
-    """Lightning's closure of a step, and the class of its result, which keep the loss alive as in a real run."""
+    """Lightning's closure of a step, and the class of its result, which keep the loss alive as in a real run.
+
+    Args:
+        package: "lightning.pytorch" or "pytorch_lightning".
+    """
     automatic = import_module(f"{package}.loops.optimization.automatic")
     return automatic.Closure, automatic.ClosureResult
 
 
-def transferred_batch(module: Any, batch: Any, device: torch.device, loader: int) -> Any:
-    """The batch after the module's own hooks before, at and after its transfer to `device`."""
-    batch = module._on_before_batch_transfer(batch, dataloader_idx=loader)
-    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=loader)
-
-
 def trial_precision(plugin: Any, device: torch.device) -> Any:
-    """A precision plugin that works like `plugin` on `device` and shares no state with it."""
+    """A precision plugin that works like `plugin` on `device` and shares no state with it.
+
+    Args:
+        plugin: of the run.
+        device: of the trial.
+    """
     twin = copy.copy(plugin)
     if hasattr(twin, "autocast_context_manager"):
         twin.device = device.type
@@ -242,7 +203,11 @@ def trial_precision(plugin: Any, device: torch.device) -> Any:
 
 
 def stepping_scaler(device_type: str) -> torch.amp.GradScaler:
-    """A gradient scaler for a trial on devices of one type, which has no gradients to find infinite."""
+    """A gradient scaler for a trial on devices of one type, which has no gradients to find infinite.
+
+    Args:
+        device_type: such as "cuda".
+    """
     return _SteppingScaler(device_type)
 
 
