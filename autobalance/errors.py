@@ -17,6 +17,9 @@ class InfeasiblePlanError(ValueError):
     What would help takes searches of its own, which are made when the text is first asked for: whoever only tries
     whether something fits does not wait for them.
 
+    Args:
+        message: what does not fit and what would help, or what finds that out.
+
     Attributes:
         need: bytes that each device would hold under the best plan that ignores budgets.
         budget: bytes that each device may hold.

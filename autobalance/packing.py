@@ -36,6 +36,9 @@ def pack(numbers: Sequence[int]) -> str:
 def unpack(text: str) -> tuple[int, ...]:
     """The numbers that a text stands for.
 
+    Args:
+        text: what `pack` returned.
+
     Raises:
         ValueError: it was not made by `pack`, or is damaged.
     """

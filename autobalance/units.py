@@ -106,6 +106,9 @@ def three_figures(number: float) -> str:
     Example:
         >>> three_figures(1.2), three_figures(12345), three_figures(0.02804)
         ('1.20', '12,345', '0.028')
+
+    Args:
+        number: of any size.
     """
     if number < _ROUNDED_UP:
         return f"{number:.3g}"

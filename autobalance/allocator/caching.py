@@ -103,7 +103,11 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back; it stays reserved."""
+        """Take a block back; it stays reserved.
+
+        Args:
+            block: what `malloc` returned.
+        """
         self.allocated -= block.size
         block.is_used = False
         block.pool.merge(block)

@@ -39,7 +39,13 @@ def grow(pool: Pool, size: int, page: int, memory: DeviceMemory) -> Block | None
 
 
 def give_pages_back(pool: Pool, page: int, memory: DeviceMemory) -> None:
-    """Return the whole pages inside the free blocks of a pool to the device."""
+    """Return the whole pages inside the free blocks of a pool to the device.
+
+    Args:
+        pool: of which stream and size class.
+        page: bytes of a page.
+        memory: of the device.
+    """
     for _, _, block in list(pool.free):
         first = -(-block.address // page) * page
         last = (block.address + block.size) // page * page

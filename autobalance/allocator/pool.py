@@ -66,7 +66,11 @@ class DeviceMemory:
 
 @dataclass
 class Clock:
-    """Counts searches for a free block, by which blocks are told how long they have been free."""
+    """Counts searches for a free block, by which blocks are told how long they have been free.
+
+    Attributes:
+        now: searches so far.
+    """
 
     now: int = 0
 

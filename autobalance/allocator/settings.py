@@ -66,6 +66,9 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Al
     Example:
         >>> settings_from_environment({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
+    Args:
+        environment: variables by name.
+
     Raises:
         ValueError: as `parse_settings`.
     """

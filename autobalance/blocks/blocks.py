@@ -29,6 +29,10 @@ class Blocks:
         >>> blocks = Blocks.of(model, [(model.embed,), (model.norm, model.head)])  # doctest: +SKIP
         >>> blocks.names                                                           # doctest: +SKIP
         ('embed', 'norm+head')
+
+    Attributes:
+        names: of the blocks, as `Block.name`.
+        modules: of each block.
     """
 
     names: tuple[str, ...]
@@ -36,7 +40,12 @@ class Blocks:
 
     @classmethod
     def of(cls, root: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> Blocks:
-        """Name the groups as `root` does; each must be made of modules inside `root`."""
+        """Name the groups as `root` does; each must be made of modules inside `root`.
+
+        Args:
+            root: the model.
+            groups: modules of each block, in order.
+        """
         names = {id(module): name for name, module in root.named_modules()}
         return cls(
             tuple("+".join(names[id(module)] for module in group) for group in groups),

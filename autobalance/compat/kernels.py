@@ -55,7 +55,11 @@ def written_by(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 def drop_library(library: torch.library.Library) -> None:
-    """Take back what was registered through `library`."""
+    """Take back what was registered through `library`.
+
+    Args:
+        library: whose kernels are to go.
+    """
     library._destroy()
 
 
@@ -68,5 +72,9 @@ def as_written() -> contextlib.AbstractContextManager[Any]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile(module)` or `module.compile()` was called."""
+    """Whether `torch.compile(module)` or `module.compile()` was called.
+
+    Args:
+        module: as the user has it.
+    """
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None

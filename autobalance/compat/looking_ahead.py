@@ -73,7 +73,12 @@ def _prepared(item: Any, prepare: Callable[[Any], Any], taken: list[Any]) -> Any
 
 
 def transferred_by_loop(trainer: Any, batch: Any) -> Any:
-    """A batch of the loader after all that the training loop does to it before `on_train_batch_start`."""
+    """A batch of the loader after all that the training loop does to it before `on_train_batch_start`.
+
+    Args:
+        trainer: a Trainer inside `fit`.
+        batch: as the loader yields it.
+    """
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -27,20 +27,33 @@ class MetricState(NamedTuple):
 
 
 def metric_state(metric: Any) -> MetricState:
-    """The state of a metric, not copied."""
+    """The state of a metric, not copied.
+
+    Args:
+        metric: of torchmetrics.
+    """
     values = {name: getattr(metric, name) for name in metric._defaults}
     return MetricState(values, metric._update_count, metric._forward_cache, metric._computed)
 
 
 def set_metric_state(metric: Any, state: MetricState) -> None:
-    """Give a metric a state."""
+    """Give a metric a state.
+
+    Args:
+        metric: of torchmetrics.
+        state: of one like it.
+    """
     for name, value in state.values.items():
         setattr(metric, name, value)
     metric._update_count, metric._forward_cache, metric._computed = state.updates, state.latest, state.computed
 
 
 def start_afresh(metric: Any) -> None:
-    """Give a metric a state without updates, and leave the lists of the one that it has as they are."""
+    """Give a metric a state without updates, and leave the lists of the one that it has as they are.
+
+    Args:
+        metric: of torchmetrics.
+    """
     for name, default in metric._defaults.items():
         if isinstance(default, list):
             setattr(metric, name, [])
@@ -48,7 +61,11 @@ def start_afresh(metric: Any) -> None:
 
 
 def fresh_copy(metric: Any) -> Any:
-    """A copy of a metric, and of those that it wraps, without updates."""
+    """A copy of a metric, and of those that it wraps, without updates.
+
+    Args:
+        metric: of torchmetrics, with whatever state.
+    """
     inside = [part for part in metric.modules() if hasattr(part, "_defaults")]
     before = [metric_state(part) for part in inside]
     watchers = [{name: vars(part).pop(name) for name in _BY_CLASS if name in vars(part)} for part in inside]
@@ -66,7 +83,11 @@ def fresh_copy(metric: Any) -> Any:
 
 
 def take_apart(twin: Any) -> None:
-    """Let a copy of a metric go at once: methods that it wraps and keeps refer to it in a circle."""
+    """Let a copy of a metric go at once: methods that it wraps and keeps refer to it in a circle.
+
+    Args:
+        twin: of no use any more.
+    """
     for part in twin.modules():
         for name in ("update", "compute"):
             vars(part).pop(name, None)
@@ -77,12 +98,21 @@ _BY_CLASS = ("forward", "reset")
 
 
 def add_earlier_state(metric: Any, earlier: MetricState) -> None:
-    """Merge a state into that of a metric whose states can be, as if its updates had come first."""
+    """Merge a state into that of a metric whose states can be, as if its updates had come first.
+
+    Args:
+        metric: one of which `states_can_be_merged`.
+        earlier: the state before its first update.
+    """
     metric._reduce_states(earlier.values)
 
 
 def states_can_be_merged(metric: Any) -> bool:
-    """Whether the state after several updates is the sum, the extreme or the list of those after each of them."""
+    """Whether the state after several updates is the sum, the extreme or the list of those after each of them.
+
+    Args:
+        metric: of torchmetrics.
+    """
     base = next(cls for cls in type(metric).__mro__ if cls.__name__ == "Metric" and _is_torchmetrics(cls))
     if metric.full_state_update is not False or metric.dist_sync_on_step or next(metric.children(), None) is not None:
         return False
@@ -105,13 +135,21 @@ def _is_torchmetrics(value: Any) -> bool:
 
 
 def groups_are_to_be_formed(collection: Any) -> bool:
-    """Whether the next update of a collection finds out which of its metrics share their state."""
+    """Whether the next update of a collection finds out which of its metrics share their state.
+
+    Args:
+        collection: a MetricCollection.
+    """
     return bool(collection._enable_compute_groups) and not collection._groups_checked
 
 
 @contextmanager
 def no_groups_formed(collection: Any) -> Iterator[None]:
-    """While it lasts, updates of a collection do not compare its metrics."""
+    """While it lasts, updates of a collection do not compare its metrics.
+
+    Args:
+        collection: a MetricCollection.
+    """
     wanted, collection._enable_compute_groups = collection._enable_compute_groups, False
     try:
         yield
@@ -120,20 +158,32 @@ def no_groups_formed(collection: Any) -> Iterator[None]:
 
 
 def form_groups(collection: Any) -> None:
-    """Have a collection find out which of its metrics share their state, as after its first update."""
+    """Have a collection find out which of its metrics share their state, as after its first update.
+
+    Args:
+        collection: a MetricCollection whose metrics have all been updated.
+    """
     collection._merge_compute_groups()
     share_states(collection)
     collection._groups_checked = True
 
 
 def share_states(collection: Any) -> None:
-    """Give each metric of a collection the state of the one of its group that is updated."""
+    """Give each metric of a collection the state of the one of its group that is updated.
+
+    Args:
+        collection: a MetricCollection whose groups are formed.
+    """
     collection._state_is_copy = False
     collection._compute_groups_create_state_ref()
 
 
 def metric_groups(collection: Any) -> list[list[nn.Module]]:
-    """The metrics of a collection that share their state; the first of each group is the one that is updated."""
+    """The metrics of a collection that share their state; the first of each group is the one that is updated.
+
+    Args:
+        collection: a MetricCollection; before its groups are formed it has none.
+    """
     if not collection._groups_checked:
         return []
     return [[getattr(collection, name) for name in names] for names in collection._groups.values()]

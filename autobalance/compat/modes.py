@@ -45,7 +45,12 @@ def remove_function_mode(mode: overrides.TorchFunctionMode) -> int | None:
 
 
 def insert_function_mode(mode: overrides.TorchFunctionMode, above: int) -> None:
-    """Put `mode` back below the `above` topmost torch function modes."""
+    """Put `mode` back below the `above` topmost torch function modes.
+
+    Args:
+        mode: one that `remove_function_mode` has taken off.
+        above: what that returned.
+    """
     others = [overrides._pop_mode() for _ in range(above)]
     overrides._push_mode(mode)
     for other in reversed(others):
@@ -104,7 +109,11 @@ def current_node() -> Any:
 
 
 def number_of(node: Any) -> int:
-    """Number of an autograd node, which no other node of the graph has."""
+    """Number of an autograd node, which no other node of the graph has.
+
+    Args:
+        node: such as a tensor's `grad_fn`.
+    """
     number: int = node._sequence_nr()
     return number
 
@@ -116,7 +125,12 @@ def next_number() -> int:
 
 
 def is_node_of(node: Any, function: type[torch.autograd.Function]) -> bool:
-    """Whether an autograd node is of this function."""
+    """Whether an autograd node is of this function.
+
+    Args:
+        node: such as a tensor's `grad_fn`.
+        function: as the user or this package defines it.
+    """
     return getattr(node, "_forward_cls", None) is function
 
 
@@ -161,7 +175,11 @@ _PRIVATE_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastPrivateUse1)
 
 
 def on_autocast_exit(clear: Callable[[], None]) -> None:
-    """Call `clear` whenever torch drops its cache of cast weights, which is when the outermost autocast exits."""
+    """Call `clear` whenever torch drops its cache of cast weights, which is when the outermost autocast exits.
+
+    Args:
+        clear: called after torch has dropped it.
+    """
     clear_torchs = torch.clear_autocast_cache
 
     @wraps(clear_torchs)
@@ -233,7 +251,11 @@ def modes_disabled() -> contextlib.AbstractContextManager[Any]:
 
 
 def raised_in_backward(error: BaseException) -> bool:
-    """Whether an error comes from a backward."""
+    """Whether an error comes from a backward.
+
+    Args:
+        error: with its traceback.
+    """
     return any(frame.f_code.co_name == "_engine_run_backward" for frame, _ in walk_tb(error.__traceback__))
 
 

@@ -8,10 +8,18 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether `module` normalises over the samples of a batch: any of torch's, or a class built on them."""
+    """Whether `module` normalises over the samples of a batch: any of torch's, or a class built on them.
+
+    Args:
+        module: of any class.
+    """
     return isinstance(module, _BatchNorm)
 
 
 def is_instance_norm(module: nn.Module) -> bool:
-    """Whether `module` normalises each sample by itself but may keep running statistics of the batch."""
+    """Whether `module` normalises each sample by itself but may keep running statistics of the batch.
+
+    Args:
+        module: of any class.
+    """
     return isinstance(module, _InstanceNorm)

@@ -23,7 +23,14 @@ def without_torch_function() -> Any:
 
 
 def make_wrapper(cls: type, like: torch.Tensor, device: torch.device, requires_grad: bool) -> Any:
-    """A tensor of class `cls` with the sizes, strides and type of `like`, on `device`, without data of its own."""
+    """A tensor of class `cls` with the sizes, strides and type of `like`, on `device`, without data of its own.
+
+    Args:
+        cls: a subclass of Tensor.
+        like: whose sizes, strides and type it has.
+        device: that it reports.
+        requires_grad: whether it does.
+    """
     return torch.Tensor._make_wrapper_subclass(
         cls,
         like.shape,
@@ -54,7 +61,11 @@ def reshape_wrapper(wrapper: torch.Tensor, like: torch.Tensor, fresh: torch.Tens
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """Identity of a storage, unique among the living."""
+    """Identity of a storage, unique among the living.
+
+    Args:
+        storage: of any device.
+    """
     return int(storage._cdata)
 
 
@@ -74,6 +85,10 @@ def replace_tensor(tensor: torch.Tensor, fresh: torch.Tensor) -> None:
     """Let the Python object `tensor` stand for what `fresh` stands for, keeping its identity and hooks.
 
     Like `torch.utils.swap_tensors`, but weak references to `tensor` stay with it instead of being an error.
+
+    Args:
+        tensor: the object that others hold.
+        fresh: of no use afterwards.
     """
     private: Any = tensor
     hooks, post_hooks = private._backward_hooks, private._post_accumulate_grad_hooks
@@ -94,20 +109,32 @@ def _refuse_backward(gradients: Any) -> None:
 
 
 def gradient_hooks(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], torch.Tensor | None]]:
-    """The hooks that a tensor has by `register_hook`, in the order of their calls."""
+    """The hooks that a tensor has by `register_hook`, in the order of their calls.
+
+    Args:
+        tensor: any.
+    """
     hooks: Any = tensor._backward_hooks
     return list(hooks.values()) if hooks else []
 
 
 def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], None]]:
-    """The hooks that a tensor has by `register_post_accumulate_grad_hook`, in the order of their calls."""
+    """The hooks that a tensor has by `register_post_accumulate_grad_hook`, in the order of their calls.
+
+    Args:
+        tensor: a leaf.
+    """
     private: Any = tensor
     return list((private._post_accumulate_grad_hooks or {}).values())
 
 
 @contextmanager
 def gradient_hooks_off(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Let no backward inside call the hooks that tensors have by `register_hook`; handles stay good."""
+    """Let no backward inside call the hooks that tensors have by `register_hook`; handles stay good.
+
+    Args:
+        tensors: any.
+    """
     hooks: list[tuple[Any, Any]] = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
     for tensor, _ in hooks:
         tensor._backward_hooks = None
@@ -119,7 +146,11 @@ def gradient_hooks_off(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd tracks a tensor as a view of another."""
+    """Whether autograd tracks a tensor as a view of another.
+
+    Args:
+        tensor: any.
+    """
     return bool(tensor._is_view())
 
 
@@ -136,6 +167,10 @@ def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace
     """Let `replace(tensor, value)` carry out `tensor.data = value` wherever `handles(tensor, value)`.
 
     `Module.to` and its like then keep parameters as they do on CUDA, since they assign to `.data` too.
+
+    Args:
+        handles: whether an assignment is the caller's business.
+        replace: carries it out.
     """
     untyped: Any = torch
     plain = untyped._C.TensorBase.data
@@ -156,7 +191,12 @@ def set_data_hook(handles: Callable[[torch.Tensor, torch.Tensor], bool], replace
 
 
 def assign_plain_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """torch's own `tensor.data = value`, past `set_data_hook`."""
+    """torch's own `tensor.data = value`, past `set_data_hook`.
+
+    Args:
+        tensor: that is changed.
+        value: on the same kind of device.
+    """
     base: Any = torch._C.TensorBase
     base.data.__set__(tensor, value)
 
@@ -182,17 +222,29 @@ def make_fake_mode(**options: Any) -> FakeTensorMode:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has sizes only, no numbers."""
+    """Whether a tensor has sizes only, no numbers.
+
+    Args:
+        tensor: any.
+    """
     return isinstance(tensor, FakeTensor)
 
 
 def moves_more_than_tensors(module: nn.Module) -> bool:
-    """Whether a module has its own idea of being moved, as metrics do, whose state is in plain attributes."""
+    """Whether a module has its own idea of being moved, as metrics do, whose state is in plain attributes.
+
+    Args:
+        module: of any class.
+    """
     return type(module)._apply is not nn.Module._apply
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; one made in inference mode does not count."""
+    """How often a tensor was changed in place; one made in inference mode does not count.
+
+    Args:
+        tensor: not made in inference mode.
+    """
     return tensor._version
 
 
@@ -202,7 +254,11 @@ def gradient_setter() -> Any:
 
 
 def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
-    """The real value that torch itself keeps beside a fake made from a number, None for any other."""
+    """The real value that torch itself keeps beside a fake made from a number, None for any other.
+
+    Args:
+        fake: a fake tensor.
+    """
     constant: torch.Tensor | None = getattr(fake, "constant", None)
     return constant
 
@@ -211,6 +267,9 @@ def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors that a tensor subclass without storage of its own is made of, by attribute; empty for any other.
 
     Quantised weights are of that kind: their numbers and scales are tensors inside.
+
+    Args:
+        tensor: any.
     """
     subclass: Any = tensor
     if not _python_dispatch.is_traceable_wrapper_subclass(subclass):
@@ -220,7 +279,12 @@ def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def rebuilt(tensor: torch.Tensor, parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A tensor subclass like `tensor` that is made of other parts."""
+    """A tensor subclass like `tensor` that is made of other parts.
+
+    Args:
+        tensor: one that has parts.
+        parts: by attribute, as `parts_of` gives them.
+    """
     subclass: Any = tensor
     _, context = subclass.__tensor_flatten__()
     made: torch.Tensor = type(subclass).__tensor_unflatten__(parts, context, subclass.size(), subclass.stride())

@@ -23,7 +23,12 @@ def autograd_uses_threads() -> bool:
 
 @dataclass(frozen=True)
 class AutocastState:
-    """Autocast of one thread: by device type whether it is on and its type, and whether casts of weights are kept."""
+    """Autocast of one thread: by device type whether it is on and its type, and whether casts of weights are kept.
+
+    Attributes:
+        types: (device type, whether autocast is on there, type of its casts).
+        keeps_casts: whether casts of weights are kept until it is left.
+    """
 
     types: tuple[tuple[str, bool, torch.dtype], ...]
     keeps_casts: bool
@@ -39,7 +44,11 @@ def autocast_state() -> AutocastState:
 
 @contextlib.contextmanager
 def with_autocast_state(state: AutocastState) -> Iterator[None]:
-    """Inside, autocast of this thread is as in `state`."""
+    """Inside, autocast of this thread is as in `state`.
+
+    Args:
+        state: of another thread, say.
+    """
     before = autocast_state()
     _set_autocast(state)
     try:
@@ -73,7 +82,12 @@ def dispatch_modes() -> list[Any]:
 
 @contextlib.contextmanager
 def with_modes(function_modes: Sequence[overrides.TorchFunctionMode], dispatch_modes: Sequence[Any]) -> Iterator[None]:
-    """Inside, modes of another thread are active in this one."""
+    """Inside, modes of another thread are active in this one.
+
+    Args:
+        function_modes: the innermost last.
+        dispatch_modes: the innermost last.
+    """
     for mode in dispatch_modes:
         _python_dispatch._push_mode(mode)
     for function_mode in function_modes:

@@ -84,6 +84,9 @@ class Device:
         Example:
             >>> Device("mine", 2**30, flops=1e13).rate("bfloat16")
             10000000000000.0
+
+        Args:
+            arithmetic: name of a dtype, such as "bfloat16".
         """
         return dict(self.rates).get(arithmetic, self.flops)
 

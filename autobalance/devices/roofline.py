@@ -62,6 +62,9 @@ def rates_of(gpu: GPU) -> Rates:
     Example:
         >>> rates_of(find_gpu("A100-80GB")).flops["bfloat16"]
         312000000000000.0
+
+    Args:
+        gpu: a line of the table.
     """
     return Rates(flops=dict(gpu.rates), bandwidth=gpu.bandwidth)
 

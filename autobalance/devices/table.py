@@ -216,6 +216,9 @@ def find_gpu(word: str) -> GPU | None:
 
     Example:
         >>> find_gpu("a100-80gb").capacity
+
+    Args:
+        word: a name of the table, in any case.
     """
     plain = word.lower().replace("_", "-").replace(" ", "")
     wanted = _SHORT.get(plain, plain).lower()
@@ -228,6 +231,9 @@ def recognise(driver_name: str) -> GPU | None:
     Example:
         >>> recognise("NVIDIA A100-SXM4-80GB").name
         'A100-80GB'
+
+    Args:
+        driver_name: as `torch.cuda.get_device_name` gives it.
     """
     name = driver_name.lower()
     # A number has to end where it does in the driver's name: "nvidia a10" is no "nvidia a100x".

@@ -43,7 +43,11 @@ def current_micro_batch() -> MicroBatch | None:
 
 @contextmanager
 def working_on(micro_batch: MicroBatch) -> Iterator[None]:
-    """Say that what runs inside, in this thread, belongs to a micro-batch."""
+    """Say that what runs inside, in this thread, belongs to a micro-batch.
+
+    Args:
+        micro_batch: which.
+    """
     before, _current.micro_batch = _current.micro_batch, micro_batch
     try:
         yield

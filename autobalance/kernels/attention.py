@@ -50,7 +50,11 @@ class Attention:
     release: tuple[int, int]
 
     def knows(self, fact: table.Table) -> Any:
-        """What a table says about this GPU and this torch."""
+        """What a table says about this GPU and this torch.
+
+        Args:
+            fact: a table of what kernels do.
+        """
         return fact.value(self.target, self.release)
 
     @property

@@ -35,7 +35,17 @@ def flash_forward(
     *rest: Any,
     **options: Any,
 ) -> int:
-    """Partial results of a forward that splits the keys, which it does where there is too little else to share out."""
+    """Partial results of a forward that splits the keys, which it does where there is too little else to share out.
+
+    Args:
+        target, release: whose kernel it is, and of which torch.
+        query, key, value: `[batch, heads, length, width]`.
+        dropout: rate.
+        rest, options: further arguments of the operator.
+
+    Returns:
+        Bytes.
+    """
     batch, heads, queries, head = query.shape
     keys = key.shape[2]
     tile = 256 if head <= 64 else (128 if head <= 128 else 64)
@@ -73,7 +83,16 @@ def flash_backward(
     *rest: Any,
     **options: Any,
 ) -> int:
-    """The queries' gradient in float32, a number for each row, and with fewer key heads the gradients of each head."""
+    """The queries' gradient in float32, a number for each row, and with fewer key heads the gradients of each head.
+
+    Args:
+        target, release: whose kernel it is, and of which torch.
+        gradient, query, key, value, out: `[batch, heads, length, width]`.
+        rest, options: further arguments of the operator.
+
+    Returns:
+        Bytes.
+    """
     batch, heads, queries, head = query.shape
     rows = up(queries, _ROWS_OF_QUERIES)
     parts = 1
@@ -86,7 +105,15 @@ def flash_backward(
 
 
 def cudnn_backward(target: Target, release: tuple[int, int], *args: Any, **options: Any) -> int:
-    """As flash attention's: cuDNN does not say how it uses the workspace that it asks for."""
+    """As flash attention's: cuDNN does not say how it uses the workspace that it asks for.
+
+    Args:
+        target, release: whose kernel it is, and of which torch.
+        args, options: arguments of the operator.
+
+    Returns:
+        Bytes.
+    """
     return flash_backward(target, release, *args, **options)
 
 
@@ -138,7 +165,16 @@ def _tiles(target: Target, release: tuple[int, int], kind: torch.dtype, head: in
 def efficient_forward(
     target: Target, release: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
 ) -> int:
-    """The result in float32, where heads are too wide for registers and the result is of half precision."""
+    """The result in float32, where heads are too wide for registers and the result is of half precision.
+
+    Args:
+        target, release: whose kernel it is, and of which torch.
+        query, key, value: `[batch, heads, length, width]`.
+        rest, options: further arguments of the operator.
+
+    Returns:
+        Bytes.
+    """
     batch, heads, queries, head = query.shape
     of_value = value.shape[-1]
     if query.dtype not in _HALF or max(head, of_value) <= _WIDEST_IN_REGISTERS:
@@ -158,7 +194,17 @@ def efficient_backward(
     *rest: Any,
     **options: Any,
 ) -> int:
-    """A number for each row, the workspace, and with fewer key heads the gradients of each head."""
+    """A number for each row, the workspace, and with fewer key heads the gradients of each head.
+
+    Args:
+        target, release: whose kernel it is, and of which torch.
+        gradient, query, key, value, out: `[batch, heads, length, width]`.
+        bias: added to the scores, if any.
+        rest, options: further arguments of the operator.
+
+    Returns:
+        Bytes.
+    """
     batch, heads, queries, head = query.shape
     of_value = value.shape[-1]
     half = query.dtype in _HALF

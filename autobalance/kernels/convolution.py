@@ -62,7 +62,13 @@ def forward(
     output_padding: Sequence[int],
     groups: int,
 ) -> tuple[CudnnCall, ...]:
-    """The call of a forward, with the arguments of `aten::convolution` and what it returned; none if depthwise."""
+    """The call of a forward, with the arguments of `aten::convolution` and what it returned; none if depthwise.
+
+    Args:
+        target: whose kernel it is.
+        result: what the operator returned.
+        image, weight, bias, stride, padding, dilation, transposed, output_padding, groups: as the operator has them.
+    """
     if is_depthwise(image, weight, groups, transposed):
         return ()
     convolution = _Convolution(target, image, weight, result, (stride, padding, dilation), groups)
@@ -84,7 +90,13 @@ def backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[CudnnCall, ...]:
-    """The calls of a backward, with the arguments of `aten::convolution_backward`; none if depthwise."""
+    """The calls of a backward, with the arguments of `aten::convolution_backward`; none if depthwise.
+
+    Args:
+        target: whose kernel it is.
+        gradient, image, weight, bias_sizes, stride, padding, dilation: as the operator has them.
+        transposed, output_padding, groups, output_mask: likewise.
+    """
     if is_depthwise(image, weight, groups, transposed):
         return ()
     convolution = _Convolution(target, image, weight, gradient, (stride, padding, dilation), groups)
@@ -100,7 +112,12 @@ def backward(
 
 
 def is_depthwise(image: Tensor, weight: Tensor, groups: int, transposed: bool) -> bool:
-    """Whether every channel is convolved on its own, for which torch has kernels without a workspace."""
+    """Whether every channel is convolved on its own, for which torch has kernels without a workspace.
+
+    Args:
+        image, weight: `[batch, channels, ...]` and `[out, in / groups, ...]`.
+        groups, transposed: as the operator has them.
+    """
     return not transposed and groups > 1 and image.shape[1] == groups and weight.shape[0] % groups == 0
 
 

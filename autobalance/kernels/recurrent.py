@@ -49,12 +49,20 @@ _LAYERS = {
 
 
 def is_by_cudnn(value: Tensor) -> bool:
-    """Whether cuDNN runs a recurrent layer with this input."""
+    """Whether cuDNN runs a recurrent layer with this input.
+
+    Args:
+        value: what the layer is given.
+    """
     return torch.backends.cudnn.enabled and value.dtype in _TYPES and value.numel() > 0
 
 
 def layer(cell: Cell) -> Callable[..., Any]:
-    """What takes the place of a recurrent layer on padded sequences: called with target and the layer's arguments."""
+    """What takes the place of a recurrent layer on padded sequences: called with target and the layer's arguments.
+
+    Args:
+        cell: of the layer.
+    """
     func = _LAYERS[cell.mode].input
 
     def run(target: Target, value: Tensor, state: Any, weights: Sequence[Tensor], *options: Any) -> Any:
@@ -67,7 +75,11 @@ def layer(cell: Cell) -> Callable[..., Any]:
 
 
 def packed_layer(cell: Cell) -> Callable[..., Any]:
-    """What takes the place of a recurrent layer on packed sequences."""
+    """What takes the place of a recurrent layer on packed sequences.
+
+    Args:
+        cell: of the layer.
+    """
     func = _LAYERS[cell.mode].data
 
     def run(
@@ -157,7 +169,12 @@ def forward(
     batch_sizes: Sequence[int],
     dropout_state: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Empty results of `_cudnn_rnn`, with what cuDNN keeps for the backward as the fourth."""
+    """Empty results of `_cudnn_rnn`, with what cuDNN keeps for the backward as the fourth.
+
+    Args:
+        value, weights, stride, buffer, hidden, of_cell, mode, size, projected, layers: as the operator has them.
+        batch_first, dropout, train, bidirectional, batch_sizes, dropout_state: likewise.
+    """
     directions = 2 if bidirectional else 1
     width = directions * (projected or size)
     if batch_sizes:
@@ -189,7 +206,11 @@ def backward(
     gradient: Tensor | None,
     *rest: Any,
 ) -> tuple[Any, ...]:
-    """Empty results of `_cudnn_rnn_backward`: the weights' gradients are parts of one piece."""
+    """Empty results of `_cudnn_rnn_backward`: the weights' gradients are parts of one piece.
+
+    Args:
+        value, weights, stride, buffer, hidden, of_cell, output, gradient, rest: as the operator has them.
+    """
     whole = value.new_empty(sum(weight.numel() for weight in weights))
     sizes = [weight.numel() for weight in weights]
     parts = [part.view(weight.shape) for part, weight in zip(whole.split(sizes), weights, strict=True)]
@@ -198,7 +219,16 @@ def backward(
 
 
 def workspace(target: Target, release: tuple[int, int], value: Tensor, *rest: Any, **options: Any) -> int:
-    """The gates of one layer before they are applied, for all steps at once."""
+    """The gates of one layer before they are applied, for all steps at once.
+
+    Args:
+        target, release: whose kernel it is, and of which torch.
+        value: what the layer is given.
+        rest, options: further arguments of the operator.
+
+    Returns:
+        Bytes.
+    """
     mode, size, bidirectional = _mode_size_directions(rest)
     steps = math.prod(value.shape[:-1])
     return rounded((2 if bidirectional else 1) * steps * CELLS[mode].gates * size * value.itemsize)

@@ -60,7 +60,11 @@ class Call:
 
 
 def with_containers_of_its_own(call: Call) -> Call:
-    """The call with copies of the containers, so that a module may put things into them again and again."""
+    """The call with copies of the containers, so that a module may put things into them again and again.
+
+    Args:
+        call: of a module.
+    """
     memo: dict[int, Any] = {id(tensor): tensor for tensor in all_tensors((call.args, call.kwargs))}
     if not containers((call.args, call.kwargs)):
         return call

@@ -139,7 +139,11 @@ def _restore_methods(part: nn.Module) -> None:
 
 
 def plain_attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """What the modules inside one hold besides parameters, buffers and modules, by name of module and attribute."""
+    """What the modules inside one hold besides parameters, buffers and modules, by name of module and attribute.
+
+    Args:
+        module: with those inside it.
+    """
     return {
         (name, key): value
         for name, part in module.named_modules()
@@ -149,6 +153,11 @@ def plain_attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def changed_attributes(before: dict[tuple[str, str], Any], module: nn.Module) -> Sequence[tuple[str, str, Any]]:
-    """Those attributes that were set anew since `before`, such as an auxiliary loss that is kept for the glue."""
+    """Those attributes that were set anew since `before`, such as an auxiliary loss that is kept for the glue.
+
+    Args:
+        before: what `plain_attributes` gave.
+        module: the same.
+    """
     after = plain_attributes(module)
     return [(*where, value) for where, value in after.items() if before.get(where, after) is not value]

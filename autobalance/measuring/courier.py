@@ -14,7 +14,11 @@ from autobalance.placement.move import Mover
 
 
 class Courier(HostLocator):
-    """Sends every tensor, wherever it is, by a function."""
+    """Sends every tensor, wherever it is, by a function.
+
+    Args:
+        send: what becomes of a tensor.
+    """
 
     def __init__(self, send: Callable[[Tensor], Tensor]) -> None:
         self._send = send
@@ -36,7 +40,11 @@ class Courier(HostLocator):
 
 
 def all_tensors(value: Any) -> list[Tensor]:
-    """The tensors in anything that a module may return, in a fixed order."""
+    """The tensors in anything that a module may return, in a fixed order.
+
+    Args:
+        value: of any kind.
+    """
     found: list[Tensor] = []
 
     def collect(tensor: Tensor) -> Tensor:
@@ -48,7 +56,11 @@ def all_tensors(value: Any) -> list[Tensor]:
 
 
 def containers(value: Any) -> list[Any]:
-    """All that a module may put something into."""
+    """All that a module may put something into.
+
+    Args:
+        value: of any kind.
+    """
     found, unread, seen = [], [value], set[int]()
     while unread:
         part = unread.pop()

@@ -192,5 +192,9 @@ _ADVICE = "Measure on a larger device, split the block, or profile without measu
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of what an error says.
+
+    Args:
+        error: of any class.
+    """
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

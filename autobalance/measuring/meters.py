@@ -43,7 +43,11 @@ class Meter(Protocol):
         """Start `peak` again from what is live now."""
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """Time that the device takes for `work`."""
+        """Time that the device takes for `work`.
+
+        Args:
+            work: is run several times.
+        """
 
 
 def make_meter(device: torch.device | str) -> Meter:

@@ -18,6 +18,9 @@ def use_bounds(problem: Problem) -> dict[str, float]:
     Example:
         >>> use_bounds(problem)
         {'area': 0.5, 'indivisible block': 0.62}
+
+    Args:
+        problem: a chain under budgets.
     """
     area = area_bound(problem)
     return {"area": area, "indivisible block": max(area, indivisible_bound(problem))}
@@ -55,6 +58,9 @@ def loop_bounds(problem: Problem) -> dict[str, float]:
     Example:
         >>> loop_bounds(problem)
         {'area': 1.2, 'indivisible block': 1.25}
+
+    Args:
+        problem: a chain under budgets.
     """
     least, count = least_seconds_of_blocks(problem), problem.micro_batches
     total = float(least.sum())
@@ -68,6 +74,9 @@ def area_bound(problem: Problem) -> float:
 
     Example:
         >>> area_bound(problem)
+
+    Args:
+        problem: a chain under budgets.
     """
     return relative_use(problem.profile.peak(), sum(problem.budgets))
 
@@ -77,6 +86,9 @@ def indivisible_bound(problem: Problem) -> float:
 
     Example:
         >>> indivisible_bound(problem)
+
+    Args:
+        problem: a chain under budgets.
     """
     budgets, chain = problem.budgets, problem.chain
     alone = problem.unit_peaks()
@@ -91,6 +103,9 @@ def least_seconds_of_blocks(problem: Problem) -> np.ndarray[tuple[int], np.dtype
 
     Example:
         >>> least_seconds_of_blocks(problem).sum()
+
+    Args:
+        problem: a chain under budgets.
     """
     return np.min(problem.block_seconds, axis=0)  # type: ignore[no-any-return]
 

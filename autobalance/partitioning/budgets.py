@@ -71,6 +71,9 @@ def host_budget(max_memory: Mapping[int | str, int | str] | None) -> int:
     Example:
         >>> host_budget({"cpu": "64GiB"})
         68719476736
+
+    Args:
+        max_memory: bytes, or words, by index of a device or "cpu".
     """
     given = (max_memory or {}).get("cpu")
     return parse_size(given) if given is not None else int(psutil.virtual_memory().available)
@@ -82,6 +85,12 @@ def without_host(max_memory: Mapping[int | str, int | str] | None) -> Mapping[in
     Example:
         >>> without_host({0: "10GiB", "cpu": "64GiB"})
         {0: '10GiB'}
+
+    Args:
+        max_memory: as for `host_budget`.
+
+    Raises:
+        ValueError: it limits a disk, of which nothing is used.
     """
     _refuse_no_mapping(max_memory)
     limits = {key: size for key, size in (max_memory or {}).items() if key != "cpu"}

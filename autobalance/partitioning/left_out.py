@@ -66,6 +66,9 @@ def note_on_pieces(problem: Problem) -> tuple[str, ...]:
         >>> note_on_pieces(problem)
         ("plans whose tensors fit were left out, as the caching allocator of device 0 would run out: ...",)
 
+    Args:
+        problem: after the search.
+
     Returns:
         One line; none where all could be served.
     """

@@ -159,6 +159,9 @@ class Plan:
 
         Example:
             >>> plan.blocks_on(0)
+
+        Args:
+            device: its index.
         """
         return tuple(block for block, place in enumerate(self.assignment) if place == device)
 
@@ -197,6 +200,9 @@ class Plan:
 
         Example:
             >>> plan.save("plan.json")
+
+        Args:
+            path: of the file, which is replaced.
         """
         save(path, "plan", self, indent=1)
 
@@ -206,6 +212,9 @@ class Plan:
 
         Example:
             >>> plan = Plan.load("plan.json")
+
+        Args:
+            path: of the file.
 
         Raises:
             OSError: the file cannot be read.

@@ -106,6 +106,9 @@ def runs_of(assignment: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
     Example:
         >>> runs_of([0, 0, 1, 0])
         ((0, 2, 0), (2, 3, 1), (3, 4, 0))
+
+    Args:
+        assignment: device of each block.
     """
     runs, start = [], 0
     for device, blocks in groupby(assignment):

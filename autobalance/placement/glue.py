@@ -237,6 +237,10 @@ def suspend() -> Suspended | None:
 
 
 def resume(suspended: Suspended | None) -> None:
-    """Put the glue back after a block has run."""
+    """Put the glue back after a block has run.
+
+    Args:
+        suspended: what `suspend` returned.
+    """
     if suspended is not None:
         insert_function_mode(suspended.mode, suspended.above)

@@ -32,13 +32,26 @@ class Visitor(Protocol):
         """Who is told instead of visits in a backward, for which a checkpoint around blocks runs them again."""
 
     def arrive(self, block: int) -> None:
-        """The block is called; nothing has moved yet."""
+        """The block is called; nothing has moved yet.
+
+        Args:
+            block: its index.
+        """
 
     def enter(self, block: int, args: Any, kwargs: Any) -> None:
-        """The block runs next, with these arguments, which are where it is."""
+        """The block runs next, with these arguments, which are where it is.
+
+        Args:
+            block: its index.
+            args, kwargs: what it is given, in its place.
+        """
 
     def leave(self, block: int) -> None:
-        """The block has returned, or failed."""
+        """The block has returned, or failed.
+
+        Args:
+            block: its index.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +120,16 @@ _visits = _Visits()
 
 
 def enter_block(door: Door, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Forward pre-hook: move what the block is given to the block's place."""
+    """Forward pre-hook: move what the block is given to the block's place.
+
+    Args:
+        door: of the block.
+        module: that is called.
+        args, kwargs: what it is called with.
+
+    Returns:
+        What it is given instead.
+    """
     locator, visitor = door.locator, door.watch()
     if locator.nothing_moves and visitor is None:
         return args, kwargs
@@ -126,7 +148,17 @@ def enter_block(door: Door, module: nn.Module, args: Any, kwargs: Any) -> tuple[
 
 
 def leave_block(door: Door, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """Forward hook, also after an error: put everything back as the caller knows it."""
+    """Forward hook, also after an error: put everything back as the caller knows it.
+
+    Args:
+        door: of the block.
+        module: that was called.
+        args, kwargs: what it was called with.
+        output: what it has returned; None after an error.
+
+    Returns:
+        What the caller is given.
+    """
     locator = door.locator
     visit = None if locator.nothing_moves and door.visitor is None else _visits.end(door)
     if visit is None or visit.mover is None:  # another hook failed before the block was entered, or nothing moves
@@ -161,7 +193,11 @@ def visits_ended() -> Iterator[None]:
 
 @contextmanager
 def inside(door: Door) -> Iterator[None]:
-    """Be in a block without a call that comes through its door, as where its forward runs again in a backward."""
+    """Be in a block without a call that comes through its door, as where its forward runs again in a backward.
+
+    Args:
+        door: of the block.
+    """
     if door.locator.nothing_moves:
         yield
         return
@@ -188,7 +224,15 @@ def hook_block(door: Door, module: nn.Module) -> list[Remove]:
 def call_method(
     door: Door, module: nn.Module, name: str, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run method `name` of a block, or `inner` that was put in its place, as if it were its forward."""
+    """Run method `name` of a block, or `inner` that was put in its place, as if it were its forward.
+
+    Args:
+        door: of the block.
+        module: that has the method.
+        name: of the method.
+        inner: what stood in its place; None: the method of the class.
+        args, kwargs: what it is called with.
+    """
     output = None
     try:
         args, kwargs = enter_block(door, module, args, kwargs)
@@ -213,6 +257,11 @@ def replace_method(module: nn.Module, name: str, call: Callable[..., Any]) -> Re
     """Let `call(module, name, inner, *args, **kwargs)` stand for a method of one module; returns what undoes that.
 
     `inner` is what the module's own attribute was, or None for the method of its class.
+
+    Args:
+        module: that has the method.
+        name: of the method.
+        call: what stands for it.
     """
     inner = module.__dict__.get(name)
     module.__dict__[name] = partial(call, module, name, inner)
@@ -220,7 +269,14 @@ def replace_method(module: nn.Module, name: str, call: Callable[..., Any]) -> Re
 
 
 def run_method(module: nn.Module, name: str, inner: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
-    """Call what `replace_method` replaced."""
+    """Call what `replace_method` replaced.
+
+    Args:
+        module: that has the method.
+        name: of the method.
+        inner: what stood in its place; None: the method of the class.
+        args, kwargs: what it is called with.
+    """
     if inner is not None:
         return inner(*args, **kwargs)
     return getattr(type(module), name)(module, *args, **kwargs)

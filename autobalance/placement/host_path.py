@@ -25,7 +25,12 @@ def needs_host_path(source: torch.device, target: torch.device) -> bool:
 
 
 def distrust(source: torch.device, target: torch.device) -> None:
-    """Send all copies from `source` to `target` through the host, for the rest of the process."""
+    """Send all copies from `source` to `target` through the host, for the rest of the process.
+
+    Args:
+        source: that copies come from.
+        target: where they go.
+    """
     _untrusted.add((source, target))
 
 

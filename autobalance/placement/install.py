@@ -87,7 +87,16 @@ def install(
 
 
 def methods_by_module(root: nn.Module, blocks: Blocks, methods: Mapping[str, Sequence[str]]) -> dict[int, list[str]]:
-    """Names of the methods to hook by the id of the module that has them."""
+    """Names of the methods to hook by the id of the module that has them.
+
+    Args:
+        root: the model that holds the blocks.
+        blocks: the blocks, in order.
+        methods: names of methods, by the name of a block or of a module in it.
+
+    Raises:
+        ValueError: a name is no block's, or there is no such method.
+    """
     names = {id(module): name for name, module in root.named_modules()}
     owners: dict[str, list[nn.Module]] = {
         name: list(modules) for name, modules in zip(blocks.names, blocks.modules, strict=True)

@@ -28,22 +28,50 @@ class Locator(Protocol):
         """Whether every place is one and the same, so that doors and glue have nothing to do."""
 
     def place_of(self, tensor: Tensor) -> Place | None:
-        """The place of `tensor`, or None if it is not to be moved (it is on the host, or all places are one)."""
+        """The place of `tensor`, or None if it is not to be moved (it is on the host, or all places are one).
+
+        Args:
+            tensor: any.
+        """
 
     def send(self, tensor: Tensor, place: Place) -> Tensor:
-        """A copy of `tensor` at `place`, part of the autograd graph."""
+        """A copy of `tensor` at `place`, part of the autograd graph.
+
+        Args:
+            tensor: any.
+            place: where it is wanted.
+        """
 
     def send_object(self, value: Any, place: Place) -> Any:
-        """Move an object that has a `.to` method of its own."""
+        """Move an object that has a `.to` method of its own.
+
+        Args:
+            value: with a `.to` of its own.
+            place: where it is wanted.
+        """
 
     def changed_in_place(self, tensor: Tensor, place: Place, block: str) -> None:
-        """A block at `place` changed its copy of `tensor`, so that the change would be lost."""
+        """A block at `place` changed its copy of `tensor`, so that the change would be lost.
+
+        Args:
+            tensor: that was sent.
+            place: where it was changed.
+            block: name of the block that did it.
+        """
 
     def enter(self, place: Place) -> Any:
-        """Make `place` current and return what `leave` needs to undo it."""
+        """Make `place` current and return what `leave` needs to undo it.
+
+        Args:
+            place: that is entered.
+        """
 
     def leave(self, token: Any) -> None:
-        """Undo `enter`."""
+        """Undo `enter`.
+
+        Args:
+            token: what `enter` returned.
+        """
 
 
 class DeviceLocator:
@@ -51,6 +79,9 @@ class DeviceLocator:
 
     Example:
         >>> locator = DeviceLocator([torch.device("cuda", 0), torch.device("cuda", 1)])  # doctest: +SKIP
+
+    Args:
+        devices: of the placement.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -115,7 +146,11 @@ class DeviceLocator:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device as a tensor on it reports it: `torch.device("cuda")` is the current GPU."""
+    """The device as a tensor on it reports it: `torch.device("cuda")` is the current GPU.
+
+    Args:
+        device: with an index or without.
+    """
     has_index: bool = device.index is not None  # torch declares it an int
     if has_index or device.type == "cpu":
         return device

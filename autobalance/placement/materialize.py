@@ -53,7 +53,11 @@ _files: weakref.WeakKeyDictionary[nn.Module, WeightFile] = weakref.WeakKeyDictio
 
 
 def is_on_meta(module: nn.Module) -> bool:
-    """Whether any parameter or buffer of `module` has no memory yet."""
+    """Whether any parameter or buffer of `module` has no memory yet.
+
+    Args:
+        module: with those inside it.
+    """
     return any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers()))
 
 

@@ -53,12 +53,20 @@ class Mover:
         self._sent: list[_Sent] = []
 
     def move(self, value: Any) -> Any:
-        """`value` with every tensor at the place: the same object if nothing in it had to move."""
+        """`value` with every tensor at the place: the same object if nothing in it had to move.
+
+        Args:
+            value: of any kind.
+        """
         self._holders = self._find_holders(value)
         return self._moved(value)
 
     def to_send(self, value: Any) -> list[Tensor]:
-        """The tensors in `value`, however deep, that have to move."""
+        """The tensors in `value`, however deep, that have to move.
+
+        Args:
+            value: of any kind.
+        """
         return self._find_elsewhere(value)[0]
 
     def changed_in_place(self) -> list[tuple[Tensor, Tensor]]:
@@ -80,7 +88,11 @@ class Mover:
             Contents.of(rebuilt.stand_in).carry(rebuilt.contents, rebuilt.original, own)
 
     def restore(self, output: Any) -> Any:
-        """`output` with each container that stood in for the caller's own replaced by the caller's own."""
+        """`output` with each container that stood in for the caller's own replaced by the caller's own.
+
+        Args:
+            output: what a block or function has returned.
+        """
         originals = {id(rebuilt.stand_in): rebuilt.original for rebuilt in self._rebuilt}
         return _put_originals(output, originals, set()) if originals else output
 

@@ -19,6 +19,9 @@ _ROOT, _HOST = -1, -2
 def check_profile(profile: Profile) -> None:
     """Refuse rows that contradict each other or the timeline.
 
+    Args:
+        profile: as made or read.
+
     Raises:
         ValueError: what is wrong.
     """
@@ -54,6 +57,9 @@ def check_profile(profile: Profile) -> None:
 
 def check_timeline(timeline: Timeline) -> None:
     """Refuse storages and events that contradict each other.
+
+    Args:
+        timeline: as made or read.
 
     Raises:
         ValueError: what is wrong, and where.

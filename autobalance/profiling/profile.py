@@ -270,6 +270,9 @@ class Profile:
 
         Example:
             >>> profile.save("profile.json")
+
+        Args:
+            path: of the file, which is replaced.
         """
         save(path, "profile", self)
 
@@ -279,6 +282,9 @@ class Profile:
 
         Example:
             >>> profile = Profile.load("profile.json")
+
+        Args:
+            path: of the file.
 
         Raises:
             OSError: the file cannot be read.

@@ -11,6 +11,10 @@ def require_profile(thing: object, function: str) -> None:
     Example:
         >>> require_profile(profile, "plan")
 
+    Args:
+        thing: what the user gave.
+        function: whom they gave it to.
+
     Raises:
         TypeError: it is something else, such as the model itself.
     """

@@ -62,6 +62,12 @@ class Traced:
 
 
 def describe_static(twin: nn.Module, traced: Traced) -> None:
+    """Say which storages are weights and buffers, and to whom these are charged.
+
+    Args:
+        twin: the copy of the model.
+        traced: of the trial.
+    """
     tracer = traced.tracer
     for kind, tensors in (("buffers", twin.buffers()), ("weights", twin.parameters())):
         for tensor in tensors:
@@ -73,7 +79,14 @@ def describe_static(twin: nn.Module, traced: Traced) -> None:
 
 
 def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str) -> None:
-    """Name the moment, and say which of the live storages are gradients and optimizer state by now."""
+    """Name the moment, and say which of the live storages are gradients and optimizer state by now.
+
+    Args:
+        traced: of the trial.
+        twin: the copy of the model.
+        optimizers: of the copy.
+        name: of the moment, which begins a phase.
+    """
     tracer = traced.tracer
     traced.work.optimizing = "optimizer" in name
     traced.waits.begin(name)
@@ -88,7 +101,13 @@ def mark_moment(traced: Traced, twin: nn.Module, optimizers: Sequence[torch.opti
 
 
 def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] | None = None) -> None:
-    """Note the order of first calls and the bytes of outputs, and tell `progress` the name of each block called."""
+    """Note the order of first calls and the bytes of outputs, and tell `progress` the name of each block called.
+
+    Args:
+        blocks: of the copy.
+        traced: of the trial.
+        progress: told the name of each block that begins its forward.
+    """
 
     buffers: dict[nn.Module, Versions] = {}
 
@@ -118,7 +137,12 @@ def watch_calls(blocks: Blocks, traced: Traced, progress: Callable[[str], None] 
 
 
 def watch_gradients(twin: nn.Module, traced: Traced) -> None:
-    """Note which trainable parameters are given no gradient, and when others are given theirs."""
+    """Note which trainable parameters are given no gradient, and when others are given theirs.
+
+    Args:
+        twin: the copy of the model.
+        traced: of the trial.
+    """
 
     def given(name: str, parameter: Tensor) -> None:
         traced.untrained.pop(name, None)

@@ -188,20 +188,37 @@ class Tracer:
             self.events.append(-(index + 1))
 
     def mark(self, name: str) -> None:
-        """Name this moment, such as the start of a phase."""
+        """Name this moment, such as the start of a phase.
+
+        Args:
+            name: of the moment.
+        """
         self.marks.append((name, len(self.events)))
 
     def find(self, storage: torch.UntypedStorage) -> int | None:
-        """The index of a live storage."""
+        """The index of a live storage.
+
+        Args:
+            storage: any.
+        """
         return self._live.get(storage_key(storage))
 
     def maker_of(self, storage: torch.UntypedStorage) -> str:
-        """The operation that made a live storage, "" where nobody said."""
+        """The operation that made a live storage, "" where nobody said.
+
+        Args:
+            storage: any.
+        """
         index = self.find(storage)
         return "" if index is None else self.makers[index]
 
     def describe(self, storage: torch.UntypedStorage, kind: str) -> None:
-        """Say what a live storage is: "weights", "gradients", "optimizer", ..."""
+        """Say what a live storage is: "weights", "gradients", "optimizer", ...
+
+        Args:
+            storage: any.
+            kind: such as "gradients".
+        """
         index = self.find(storage)
         if index is not None:
             self.kinds[index] = kind

@@ -60,7 +60,12 @@ class Trial(Protocol):
         """
 
     def prepare(self, twin: nn.Module, device: torch.device) -> Sequence[torch.optim.Optimizer]:
-        """Make `twin` ready to run with `device` as its root device, and build its optimizers."""
+        """Make `twin` ready to run with `device` as its root device, and build its optimizers.
+
+        Args:
+            twin: the copy of the model.
+            device: where batch and loss are.
+        """
 
     def split(self, pipeline: Pipeline, running: Running) -> None:
         """From now on run batches in micro-batches.
@@ -71,7 +76,14 @@ class Trial(Protocol):
         """
 
     def run(self, twin: nn.Module, batch: Batch, glue: Glue, mark: Mark) -> None:
-        """Run what the real run does with `batch`, telling `mark` where each phase begins."""
+        """Run what the real run does with `batch`, telling `mark` where each phase begins.
+
+        Args:
+            twin: the copy of the model.
+            batch: of one loader.
+            glue: a context in which what is outside blocks runs where its operands are.
+            mark: told the name of each phase that begins.
+        """
 
 
 class PlainTrial:

@@ -52,7 +52,11 @@ def ways_back_from(node: Any) -> Iterator[WayBack]:
 
 
 def is_crossing(node: Any) -> bool:
-    """Whether an autograd node copies a gradient back to another account."""
+    """Whether an autograd node copies a gradient back to another account.
+
+    Args:
+        node: such as a tensor's `grad_fn`.
+    """
     return compat.is_node_of(node, Crossing)
 
 

@@ -58,7 +58,14 @@ def walk(timeline: Timeline, count: int, start: int, stop: int) -> Walk:
 
 
 def last_step(timeline: Timeline) -> tuple[int, int, int]:
-    """Where the last step's forward and backward begin, and where the backward ends."""
+    """Where the last step's forward and backward begin, and where the backward ends.
+
+    Args:
+        timeline: of a trace.
+
+    Returns:
+        Three positions of events.
+    """
     forward = backward = 0
     stop = len(timeline.events)
     for name, index in timeline.marks:
@@ -72,5 +79,10 @@ def last_step(timeline: Timeline) -> tuple[int, int, int]:
 
 
 def row_of(owner: int, count: int) -> int | None:
-    """The row that tells of an owner: what is on the root device stands in the last block's; None: no row."""
+    """The row that tells of an owner: what is on the root device stands in the last block's; None: no row.
+
+    Args:
+        owner: a block index, `ROOT` or another account.
+        count: of blocks.
+    """
     return count - 1 if owner == ROOT else owner if owner >= 0 else None

@@ -30,22 +30,49 @@ class World(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
     def on_device(self, tensor: Tensor, index: int, account: int) -> Tensor:
-        """The trial's own tensor for one of the model's, on a device, charged to an account."""
+        """The trial's own tensor for one of the model's, on a device, charged to an account.
+
+        Args:
+            tensor: one of the model's.
+            index: of the device.
+            account: who pays.
+        """
 
     def on_host(self, tensor: Tensor) -> Tensor:
-        """The trial's own tensor for one that stays on the host."""
+        """The trial's own tensor for one that stays on the host.
+
+        Args:
+            tensor: a plain attribute of a module.
+        """
 
     def account_of(self, tensor: Tensor) -> int | None:
-        """To whom the bytes of `tensor` are charged; None if it is on no device of the trial."""
+        """To whom the bytes of `tensor` are charged; None if it is on no device of the trial.
+
+        Args:
+            tensor: of this world.
+        """
 
     def value_of(self, tensor: Tensor) -> Tensor | None:
-        """The numbers of one of the trial's tensors, on the CPU; None where they are not known."""
+        """The numbers of one of the trial's tensors, on the CPU; None where they are not known.
+
+        Args:
+            tensor: of this world.
+        """
 
     def copied(self, tensor: Tensor, account: int) -> Tensor:
-        """A copy of one of the trial's tensors, without autograd, charged to another account."""
+        """A copy of one of the trial's tensors, without autograd, charged to another account.
+
+        Args:
+            tensor: of this world.
+            account: who pays.
+        """
 
     def charging(self, account: int | None) -> AbstractContextManager[None]:
-        """Charge what is made from nothing to an account."""
+        """Charge what is made from nothing to an account.
+
+        Args:
+            account: who pays; None: nobody.
+        """
 
     @property
     def current_account(self) -> int | None:
@@ -82,14 +109,22 @@ def make_world(
 
 
 def whose_kernels(target: Target) -> str:
-    """Whose kernels run on real elements of a trial for a target, in words; "" where they are the target's own."""
+    """Whose kernels run on real elements of a trial for a target, in words; "" where they are the target's own.
+
+    Args:
+        target: whose kernels are wanted.
+    """
     if not target.is_emulated:
         return ""
     return "the CPU" if torch.cuda.is_available() else "simulated devices"
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """A copy of a tensor that stays on the host; of a large one only its shape is kept, as a tensor on meta."""
+    """A copy of a tensor that stays on the host; of a large one only its shape is kept, as a tensor on meta.
+
+    Args:
+        tensor: on the host.
+    """
     detached = tensor.detach()
     if detached.device.type == "meta":
         return torch.zeros_like(detached, device="cpu")

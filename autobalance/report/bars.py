@@ -25,6 +25,9 @@ def memory_bars(plan: Plan) -> Markup:
 
     Example:
         >>> memory_bars(plan)
+
+    Args:
+        plan: to be shown.
     """
     shares = shares_of(plan)
     largest = max(*plan.budgets, *plan.peaks, 1)
@@ -70,5 +73,8 @@ def exactly(size: int) -> str:
     Example:
         >>> exactly(1536)
         '1.50 KiB (1,536 B)'
+
+    Args:
+        size: bytes.
     """
     return f"{format_size(size)} ({size:,} B)" if size >= 1024 else format_size(size)

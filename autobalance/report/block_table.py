@@ -46,6 +46,9 @@ def block_table(plan: Plan) -> Markup:
 
     Example:
         >>> block_table(plan)
+
+    Args:
+        plan: to be shown.
     """
     runs = _runs(plan)
     shown = {heading: cost for heading, cost in _BYTES.items() if any(map(cost, plan.blocks))}

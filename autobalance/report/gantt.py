@@ -25,6 +25,9 @@ def slots_of(plan: Plan) -> tuple[Slot, ...]:
 
     Example:
         >>> max(slot.stop for slot in slots_of(plan))
+
+    Args:
+        plan: to be shown.
     """
     stages = plan.stages
     if not any(stage.time for stage in stages):
@@ -40,6 +43,9 @@ def gantt(plan: Plan) -> Markup:
 
     Example:
         >>> gantt(plan)
+
+    Args:
+        plan: to be shown.
     """
     slots = slots_of(plan)
     if not slots:

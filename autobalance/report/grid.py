@@ -35,5 +35,9 @@ def add_line(table: Table, *cells: str) -> None:
 
     Example:
         >>> add_line(table, "gpu[0]", "1.00")
+
+    Args:
+        table: with as many columns.
+        cells: one for each column.
     """
     table.add_row(*map(Text, cells))

@@ -42,6 +42,9 @@ def joined(*children: str) -> Markup:
     Example:
         >>> joined("1 < 2", Markup("<br>"))
         '1 &lt; 2<br>'
+
+    Args:
+        children: texts are escaped, elements are not.
     """
     return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in children))
 
@@ -52,5 +55,8 @@ def percent(share: float) -> str:
     Example:
         >>> percent(0.125)
         '12.5%'
+
+    Args:
+        share: of 1.
     """
     return f"{share * 100:.3f}".rstrip("0").rstrip(".") + "%"

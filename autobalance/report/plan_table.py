@@ -31,6 +31,9 @@ class PlanTable:
 
     Example:
         >>> rich.print(PlanTable(plan))
+
+    Attributes:
+        plan: to be shown.
     """
 
     plan: Plan
@@ -59,6 +62,9 @@ def plan_table(plan: Plan) -> PlanTable:
 
     Example:
         >>> rich.print(plan_table(plan))
+
+    Args:
+        plan: to be shown.
     """
     return PlanTable(plan)
 

@@ -147,5 +147,9 @@ def picture(*rows: str, class_: str = "") -> Markup:
 
     Example:
         >>> picture(row("a", strip([], 24, "nothing"), "0"))
+
+    Args:
+        rows: as `row` makes them.
+        class_: for the style sheet.
     """
     return element("div", joined(*rows), class_=f"picture {class_}".strip())

@@ -96,6 +96,9 @@ def kept_bytes(plan: Plan) -> list[int]:
 
     Example:
         >>> kept_bytes(plan)
+
+    Args:
+        plan: to be shown.
     """
     saving = plan.saving or ("keep",) * len(plan.blocks)
     return [_kept(row, what) for row, what in zip(plan.blocks, saving, strict=True)]

@@ -25,6 +25,9 @@ def profile_table(profile: Profile) -> Group:
 
     Example:
         >>> rich.print(profile_table(profile))
+
+    Args:
+        profile: to be shown.
     """
     every = {
         "weights": "weights",
@@ -75,6 +78,9 @@ def calibration_table(calibrations: Sequence[Calibration]) -> Group:
 
     Example:
         >>> rich.print(calibration_table(calibrate()))
+
+    Args:
+        calibrations: to be shown.
     """
     kinds = sorted({kind for calibration in calibrations for kind in calibration.flops})
     table = grid(left=("device",), right=("context", "workspaces", *(f"{kind} TFLOP/s" for kind in kinds), "GB/s"))

@@ -21,6 +21,9 @@ def waterfall(plan: Plan) -> Markup:
 
     Example:
         >>> waterfall(plan)
+
+    Args:
+        plan: to be shown.
     """
     if not has_bounds(plan):
         return element("p", "The plan tells no bounds.", class_="note")

@@ -30,6 +30,9 @@ def visits_of(plan: Plan) -> tuple[Stage, ...]:
 
     Example:
         >>> [stage.device for stage in visits_of(plan)]
+
+    Args:
+        plan: to be told of.
     """
     if plan.stages:
         return plan.stages
@@ -43,6 +46,9 @@ def bubble(plan: Plan) -> float:
 
     Example:
         >>> f"{bubble(plan):.0%}"
+
+    Args:
+        plan: to be told of.
     """
     devices = {stage.device for stage in plan.stages}
     if not devices or plan.step_time <= 0:
@@ -57,6 +63,9 @@ def samples_of_micro_batch(plan: Plan) -> int:
     Example:
         >>> samples_of_micro_batch(plan)
         4
+
+    Args:
+        plan: to be told of.
     """
     batch = plan.profile.batch_size if plan.profile is not None else 0
     return batch if plan.accumulated else -(-batch // plan.micro_batches)
@@ -68,6 +77,9 @@ def schedule_line(plan: Plan) -> str:
     Example:
         >>> schedule_line(plan)
         'predicted step 1.40 s: 1f1b, 8 micro-batches of 4 samples, bubble 27%'
+
+    Args:
+        plan: to be told of.
     """
     parts = [plan.schedule]
     if plan.accumulated and plan.micro_batches > 1:
@@ -91,6 +103,9 @@ def visits_line(plan: Plan) -> str:
     Example:
         >>> visits_line(plan)
         'devices 0, 1 are visited more than once: a forward runs on devices 0 → 1 → 0 → 1'
+
+    Args:
+        plan: to be told of.
     """
     visited = [stage.device for stage in visits_of(plan)]
     again = sorted({device for device in visited if visited.count(device) > 1})
@@ -105,6 +120,9 @@ def has_bounds(plan: Plan) -> bool:
 
     Example:
         >>> has_bounds(plan)
+
+    Args:
+        plan: to be told of.
     """
     return any(plan.bounds.values())
 
@@ -115,6 +133,9 @@ def waterfall_line(plan: Plan) -> str:
     Example:
         >>> waterfall_line(plan)
         'step time: area 1.20 s → indivisible block 1.31 s → transfers 1.35 s → memory 1.40 s = optimal'
+
+    Args:
+        plan: to be told of.
     """
     bounds = " → ".join(f"{name} {format_value(plan, bound)}" for name, bound in plan.bounds.items())
     reached = plan.gap <= SAME
@@ -131,6 +152,9 @@ def with_host_step(plan: Plan) -> str:
     Example:
         >>> with_host_step(plan)
         " with the optimizer's step on the host"
+
+    Args:
+        plan: to be told of.
     """
     is_timed = plan.objective == "step time"
     return " with the optimizer's step on the host" if plan.host_optimizer and is_timed else ""
@@ -142,6 +166,9 @@ def proof(plan: Plan) -> str:
     Example:
         >>> proof(plan)
         'optimal'
+
+    Args:
+        plan: to be told of.
     """
     if plan.optimal:
         return "optimal" if plan.gap <= SAME else f"within {plan.gap:.1%} of the least, for more room in memory"
@@ -157,6 +184,9 @@ def fit_line(plan: Plan) -> str:
     Example:
         >>> fit_line(plan)
         'fits: largest use 90.4% on device 1'
+
+    Args:
+        plan: to be told of.
     """
     if plan.fits:
         tightest = max(range(len(plan.devices)), key=plan.uses.__getitem__)

@@ -78,13 +78,21 @@ def register() -> None:
 
 
 def is_operator(name: str) -> bool:
-    """Whether this torch has the operator overload that a name of the lists stands for."""
+    """Whether this torch has the operator overload that a name of the lists stands for.
+
+    Args:
+        name: such as "norm.ScalarOpt_dim".
+    """
     packet, _, overload = name.partition(".")
     return (overload or "default") in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)()
 
 
 def operator(name: str) -> Any:
-    """The operator overload that a name of the lists stands for."""
+    """The operator overload that a name of the lists stands for.
+
+    Args:
+        name: one of which `is_operator`.
+    """
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 

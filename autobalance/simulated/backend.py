@@ -1,4 +1,7 @@
-"""The device type "simulated" in torch: its registration, and the module `torch.simulated`."""
+"""The device type "simulated" in torch: its registration, and the module `torch.simulated`.
+
+As in `torch.cuda`, a device (`where`) is an index, "simulated:1", a `torch.device`, or None for the current one.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,9 @@ def register() -> None:
 def device(index: int | None) -> torch.device:
     """The torch device of a simulated index; the CPU for None.
 
+    Args:
+        index: of a simulated device.
+
     Raises:
         RuntimeError: no such device is configured.
     """
@@ -72,7 +78,11 @@ def device(index: int | None) -> torch.device:
 
 
 def set_count(count: int) -> None:
-    """Say how many devices there are from now on."""
+    """Say how many devices there are from now on.
+
+    Args:
+        count: of devices.
+    """
     global _count, _current
     _count = count
     if _current >= max(count, 1):
@@ -80,7 +90,10 @@ def set_count(count: int) -> None:
 
 
 def index_of(where: Any = None) -> int:
-    """Index of a device given as torch gives them: an int, "simulated:1", a torch.device, or None for the current one.
+    """Index of a device given as torch gives them.
+
+    Args:
+        where: the device.
 
     Raises:
         ValueError: it is a device of another type.
@@ -199,12 +212,21 @@ def get_rng_state(where: Any = NAME) -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor, where: Any = NAME) -> None:
-    """Set the state of the random generator, which simulated devices share with the CPU."""
+    """Set the state of the random generator, which simulated devices share with the CPU.
+
+    Args:
+        state: what `get_rng_state` returned.
+        where: any of them.
+    """
     torch.set_rng_state(state.cpu())
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the random generator, which simulated devices share with the CPU."""
+    """Seed the random generator, which simulated devices share with the CPU.
+
+    Args:
+        seed: of the generator.
+    """
     torch.default_generator.manual_seed(seed)
 
 

@@ -181,6 +181,9 @@ def device_at(index: int) -> Device:
 def configure(devices: Sequence[Device]) -> tuple[tuple[Device, ...], Clock | None]:
     """Say how fast the devices are from now on.
 
+    Args:
+        devices: one for each simulated device; none: without a clock.
+
     Returns:
         What was so far, and the clock, for `restore`.
     """
@@ -191,7 +194,11 @@ def configure(devices: Sequence[Device]) -> tuple[tuple[Device, ...], Clock | No
 
 
 def restore(before: tuple[tuple[Device, ...], Clock | None]) -> None:
-    """Bring back what `configure` returned; a clock that was started since then is stopped."""
+    """Bring back what `configure` returned; a clock that was started since then is stopped.
+
+    Args:
+        before: what `configure` returned.
+    """
     global _devices, _running
     _devices, _running = before
 
@@ -207,19 +214,31 @@ _current = _Current()
 
 
 def current_stream(index: int) -> StreamKey:
-    """The stream of a device on which this thread's operations run."""
+    """The stream of a device on which this thread's operations run.
+
+    Args:
+        index: of the device.
+    """
     return index, _current.numbers.get(index, DEFAULT_STREAM)
 
 
 def set_current_stream(stream: StreamKey) -> None:
-    """Let this thread's operations on the stream's device run on it."""
+    """Let this thread's operations on the stream's device run on it.
+
+    Args:
+        stream: of the device.
+    """
     index, number = stream
     _current.numbers[index] = number
 
 
 @contextlib.contextmanager
 def on_stream(stream: StreamKey) -> Iterator[None]:
-    """Inside, this thread's operations on the stream's device run on it."""
+    """Inside, this thread's operations on the stream's device run on it.
+
+    Args:
+        stream: of the device.
+    """
     before = current_stream(stream[0])
     set_current_stream(stream)
     try:

@@ -32,7 +32,11 @@ on_read: Callable[[], None] | None = None
 
 @contextlib.contextmanager
 def reading(tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell()` whenever the host asks for numbers inside."""
+    """Call `tell()` whenever the host asks for numbers inside.
+
+    Args:
+        tell: what is called.
+    """
     global on_read
     before, on_read = on_read, tell
     try:
@@ -57,7 +61,12 @@ class Cell:
 
 
 class Known:
-    """A real value, and whether it still holds: one `cell` is shared by all views of a storage."""
+    """A real value, and whether it still holds: one `cell` is shared by all views of a storage.
+
+    Args:
+        tensor: the value.
+        cell: of the storage.
+    """
 
     __slots__ = ("_cell", "_tensor")
 
@@ -105,13 +114,21 @@ def fake_elements(mode: Any, placeholder_note: Callable[[str], None] | None = No
 
 
 def fake_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake with the sizes, strides and type of `tensor`, in a storage of its own."""
+    """A fake with the sizes, strides and type of `tensor`, in a storage of its own.
+
+    Args:
+        tensor: any.
+    """
     with fake_mode:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
 
 
 def is_small(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's real value is worth keeping."""
+    """Whether a tensor's real value is worth keeping.
+
+    Args:
+        tensor: any.
+    """
     limit = MAX_KNOWN_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else MAX_KNOWN_ELEMENTS
     return tensor.numel() <= limit
 
@@ -136,7 +153,11 @@ def remember(tensor: SimulatedTensor, elements: torch.Tensor, value: torch.Tenso
 
 
 def forget(elements: torch.Tensor) -> None:
-    """Something unknown was written: nothing that shares the storage of `elements` is known any longer."""
+    """Something unknown was written: nothing that shares the storage of `elements` is known any longer.
+
+    Args:
+        elements: of a simulated tensor.
+    """
     cell = _cells.pop(compat.storage_key(elements.untyped_storage()), None)
     if cell is not None:
         cell.holds = False
@@ -144,6 +165,9 @@ def forget(elements: torch.Tensor) -> None:
 
 def numbers(tensor: SimulatedTensor) -> torch.Tensor:
     """Numbers on the CPU: those of the elements, else the known ones, else a placeholder of ones that is noted.
+
+    Args:
+        tensor: what the host asks for.
 
     Raises:
         DataDependentOutputException: they are unknown integers or booleans, on which the shapes and the branches of

@@ -27,6 +27,10 @@ _Arguments = tuple[list[Any], dict[str, Any]]
 def run(call: Call, kernel: Callable[..., Any]) -> Any:
     """Carry out one operation while elements are fake.
 
+    Args:
+        call: of an operator.
+        kernel: that carries it out on elements.
+
     Returns:
         Simulated tensors whose elements are fakes; they are known where all that they depend on is.
 
@@ -79,7 +83,11 @@ def _tell_choice(guessed: bool) -> None:
 
 
 def known_of(value: torch.Tensor) -> torch.Tensor | None:
-    """Real value of an operand; a host tensor is its own, one on meta has none."""
+    """Real value of an operand; a host tensor is its own, one on meta has none.
+
+    Args:
+        value: a fake, or on the host.
+    """
     if isinstance(value, SimulatedTensor):
         if not compat.is_fake(value.elements):
             _twin(value)

@@ -19,7 +19,11 @@ GRANULE = 512
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes that the allocator takes for a storage of `nbytes`."""
+    """Bytes that the allocator takes for a storage of `nbytes`.
+
+    Args:
+        nbytes: of the storage.
+    """
     return -(-nbytes // GRANULE) * GRANULE
 
 
@@ -152,6 +156,10 @@ _born: dict[int, _Birth] = {}
 def note(storage: torch.UntypedStorage, account: int) -> None:
     """Tell the current ledger of `storage` if it is new; if its size has changed, the ledger that was told of it.
 
+    Args:
+        storage: of elements.
+        account: who pays.
+
     Raises:
         torch.OutOfMemoryError: the ledger refuses; the storage is not counted.
     """
@@ -170,6 +178,10 @@ def note(storage: torch.UntypedStorage, account: int) -> None:
 def reserve(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Count a storage as grown to `nbytes` before it is.
 
+    Args:
+        storage: of elements.
+        nbytes: that it is to have.
+
     Raises:
         torch.OutOfMemoryError: the ledger refuses; nothing has changed then.
     """
@@ -179,7 +191,11 @@ def reserve(storage: torch.UntypedStorage, nbytes: int) -> None:
 
 
 def adopt(storage: torch.UntypedStorage) -> None:
-    """Take a storage as known without charging it to anybody."""
+    """Take a storage as known without charging it to anybody.
+
+    Args:
+        storage: of elements.
+    """
     _bear(storage, storage.nbytes(), _NOBODY, _nobody)
 
 

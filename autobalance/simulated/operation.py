@@ -122,7 +122,11 @@ _operations: dict[int, Operation] = {}
 
 
 def describe(func: Any) -> Operation:
-    """The (cached) description of an operator overload."""
+    """The (cached) description of an operator overload.
+
+    Args:
+        func: an operator overload.
+    """
     found = _operations.get(id(func))  # operators live as long as torch does, and hash slowly
     if found is None:
         found = _operations[id(func)] = Operation(func)

@@ -39,7 +39,11 @@ def set_aside() -> None:
 
 
 def raising(engine: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs autograd's engine and raises what was set aside meanwhile."""
+    """A function that runs autograd's engine and raises what was set aside meanwhile.
+
+    Args:
+        engine: what `torch.autograd` calls.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         _aside.clear()

@@ -32,7 +32,13 @@ def lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of an LSTM: new hidden state, new cell state, and the gates kept for the backward."""
+    """One step of an LSTM: new hidden state, new cell state, and the gates kept for the backward.
+
+    Args:
+        input_gates, hidden_gates: `[batch, 4 * size]`, before the biases.
+        cell: `[batch, size]`, the old cell state.
+        input_bias, hidden_bias: `[4 * size]`, if there are biases.
+    """
     gates = _wide(input_gates) + _wide(hidden_gates)
     if input_bias is not None and hidden_bias is not None:
         gates = gates + _wide(input_bias) + _wide(hidden_bias)
@@ -52,7 +58,14 @@ def lstm_cell_backward(
     workspace: Tensor,
     has_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the gates, of the old cell state, and of the bias."""
+    """Gradients of the gates, of the old cell state, and of the bias.
+
+    Args:
+        grad_hidden, grad_new_cell: `[batch, size]`; None: no gradient.
+        cell, new_cell: `[batch, size]`, before and after the step.
+        workspace: the gates, as `lstm_cell` kept them.
+        has_bias: whether there are biases.
+    """
     if grad_hidden is None and grad_new_cell is None:
         return None, None, None
     entry, forget, update, output = _wide(workspace).chunk(4, 1)
@@ -81,7 +94,13 @@ def gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step of a GRU: new hidden state, and what is kept for the backward."""
+    """One step of a GRU: new hidden state, and what is kept for the backward.
+
+    Args:
+        input_gates, hidden_gates: `[batch, 3 * size]`, before the biases.
+        hidden: `[batch, size]`, the old hidden state.
+        input_bias, hidden_bias: `[3 * size]`, if there are biases.
+    """
     from_input, from_hidden = _wide(input_gates), _wide(hidden_gates)
     if input_bias is not None and hidden_bias is not None:
         from_input, from_hidden = from_input + _wide(input_bias), from_hidden + _wide(hidden_bias)
@@ -98,7 +117,13 @@ def gru_cell(
 def gru_cell_backward(
     grad_hidden: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of the input's gates, the hidden state's gates, the old hidden state, and both biases."""
+    """Gradients of the input's gates, the hidden state's gates, the old hidden state, and both biases.
+
+    Args:
+        grad_hidden: `[batch, size]`.
+        workspace: what `gru_cell` kept.
+        has_bias: whether there are biases.
+    """
     reset, keep, new, hidden, new_hidden = _wide(workspace).chunk(5, 1)
     grad = _wide(grad_hidden)
     grad_keep = grad * (hidden - new) * (1 - keep) * keep

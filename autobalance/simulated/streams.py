@@ -134,17 +134,29 @@ class Event:
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The stream of a device, None for the current one, on which this thread's operations run."""
+    """The stream of a device, None for the current one, on which this thread's operations run.
+
+    Args:
+        device: as torch gives them.
+    """
     return _stream(*clock.current_stream(backend.index_of(device)))
 
 
 def default_stream(device: Any = None) -> Stream:
-    """The stream of a device, None for the current one, on which operations run unless another is set."""
+    """The stream of a device, None for the current one, on which operations run unless another is set.
+
+    Args:
+        device: as torch gives them.
+    """
     return _stream(backend.index_of(device), DEFAULT_STREAM)
 
 
 def set_stream(stream: Stream | None) -> None:
-    """Make a stream, and its device, the current one of this thread; None changes nothing."""
+    """Make a stream, and its device, the current one of this thread; None changes nothing.
+
+    Args:
+        stream: of a simulated device.
+    """
     if stream is not None:
         backend.set_device(stream.device_index)
         clock.set_current_stream(stream.key)
@@ -152,7 +164,11 @@ def set_stream(stream: Stream | None) -> None:
 
 @contextlib.contextmanager
 def use_stream(stream: Stream | None) -> Iterator[None]:
-    """Inside, a stream and its device are the current ones of this thread; None changes nothing."""
+    """Inside, a stream and its device are the current ones of this thread; None changes nothing.
+
+    Args:
+        stream: of a simulated device.
+    """
     if stream is None:
         yield
         return

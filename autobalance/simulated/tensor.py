@@ -189,12 +189,21 @@ run: Callable[[Any, Any, Any], Any] = _not_ready
 
 
 def involves_simulated(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether `tensor.data = value` concerns a simulated tensor on either side."""
+    """Whether `tensor.data = value` concerns a simulated tensor on either side.
+
+    Args:
+        tensor: that is assigned to.
+        value: that is assigned.
+    """
     return isinstance(tensor, SimulatedTensor) or isinstance(value, SimulatedTensor)
 
 
 def follow_elements(tensor: SimulatedTensor) -> None:
-    """Let a tensor report the sizes and strides that its elements have now, and count its storage again."""
+    """Let a tensor report the sizes and strides that its elements have now, and count its storage again.
+
+    Args:
+        tensor: whose elements were reshaped.
+    """
     elements = tensor.elements
     if tensor.index is not None:
         ledger.note(elements.untyped_storage(), tensor.account)
@@ -209,6 +218,10 @@ def follow_elements(tensor: SimulatedTensor) -> None:
 
 def assign_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Carry out `tensor.data = value` as on CUDA: the object, its gradient and its hooks stay, whatever the devices.
+
+    Args:
+        tensor: that is assigned to.
+        value: that is assigned.
 
     Raises:
         RuntimeError: `tensor` is the result of an operation and would change its device, or has no shape yet.

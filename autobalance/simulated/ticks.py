@@ -86,5 +86,9 @@ def _ends(call: Call, result: Any) -> tuple[Any, Any, bool]:
 
 
 def place_of(value: Any) -> Place:
-    """Index of the device that a tensor is on; None for the host, and for what is no tensor."""
+    """Index of the device that a tensor is on; None for the host, and for what is no tensor.
+
+    Args:
+        value: an argument or result of an operation.
+    """
     return value.index if isinstance(value, SimulatedTensor) else None

@@ -44,7 +44,11 @@ def work_of(func: Any, args: Any, kwargs: Any, result: Any) -> Work | None:
 
 
 def bytes_in(value: Any) -> int:
-    """Bytes of all elements of a tensor, or of the tensors in a list."""
+    """Bytes of all elements of a tensor, or of the tensors in a list.
+
+    Args:
+        value: an argument or result of an operation.
+    """
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, (list, tuple)):

@@ -47,6 +47,9 @@ class Fan:
 
     Example:
         >>> Fan((Arrival(brought=7, given=3, terms=(6,), sums=(-1,), since=12), Arrival(brought=9, added=10)))
+
+    Attributes:
+        arrivals: to the first, later ones are added.
     """
 
     arrivals: tuple[Arrival, ...]

@@ -18,6 +18,9 @@ def tells_optimizer(timeline: Timeline) -> bool:
 
     Example:
         >>> tells_optimizer(profile.timeline)
+
+    Args:
+        timeline: of a trace.
     """
     return any(name.endswith(" optimizer") for name, _ in timeline.marks)
 

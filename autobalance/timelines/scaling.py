@@ -24,6 +24,9 @@ def other_sizes(batch_size: int) -> tuple[int, int]:
     Example:
         >>> other_sizes(1)
         (2, 3)
+
+    Args:
+        batch_size: samples in the batch that is traced.
     """
     return 2 * batch_size, 3 * batch_size
 
@@ -99,6 +102,10 @@ def unscaled(profile: Profile, reason: str) -> Profile:
     Example:
         >>> unscaled(profile, "the batch holds no tensor").notes[-1]
         'bytes as a function of the batch are not known: the batch holds no tensor'
+
+    Args:
+        profile: of one batch.
+        reason: why nothing more is known, for the note.
     """
     return replace(profile, notes=(*profile.notes, f"{NOT_SCALED}: {reason}"))
 

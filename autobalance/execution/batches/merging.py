@@ -120,7 +120,11 @@ def _merged(name: str, values: Sequence[Any], rules: Rules, weights: Sequence[An
 
 
 def columns_of(values: Sequence[Any]) -> list[tuple[str, list[Any]]] | None:
-    """What containers of one kind hold, place by place; None if they are none, or differ."""
+    """What containers of one kind hold, place by place; None if they are none, or differ.
+
+    Args:
+        values: one for each part.
+    """
     held = [_held(value) for value in values]
     if any(inner is None or type(value) is not type(values[0]) for inner, value in zip(held, values, strict=True)):
         return None
@@ -162,6 +166,10 @@ def counted(value: Any, weight: Any) -> Any:
     Example:
         >>> counted(torch.tensor(nan), 0.0)
         tensor(0.)
+
+    Args:
+        value: of one part.
+        weight: of that part.
     """
     if isinstance(weight, Tensor) and isinstance(value, Tensor):
         return torch.where(weight != 0, value, 0) * weight
@@ -171,18 +179,30 @@ def counted(value: Any, weight: Any) -> Any:
 
 
 def adding_up(weights: Sequence[Any]) -> list[Any]:
-    """Weights in the same proportions that add up to 1."""
+    """Weights in the same proportions that add up to 1.
+
+    Args:
+        weights: numbers or tensors without dimensions, none negative.
+    """
     total: Any = sum(weights)
     return [weight / total for weight in weights]
 
 
 def shares_of(sizes: Sequence[int]) -> list[float]:
-    """Weights by samples."""
+    """Weights by samples.
+
+    Args:
+        sizes: samples of each part.
+    """
     return [size / sum(sizes) for size in sizes]
 
 
 def shown(value: Any) -> str:
-    """A value in a few words."""
+    """A value in a few words.
+
+    Args:
+        value: of any kind.
+    """
     if isinstance(value, Tensor) and value.dim():
         return f"a tensor {tuple(value.shape)}"
     text = f"{value.item():.6g}" if isinstance(value, Tensor) else repr(value)
@@ -190,5 +210,9 @@ def shown(value: Any) -> str:
 
 
 def at(name: str) -> str:
-    """Where something is, as the end of a phrase."""
+    """Where something is, as the end of a phrase.
+
+    Args:
+        name: of the place, such as "['loss']"; "" for the whole.
+    """
     return f" at {name}" if name else ""

@@ -110,7 +110,12 @@ def samples_of(batch: Any, layout: Layout) -> int:
 
 
 def leaves_in(batch: Any, layout: Layout) -> list[Leaf]:
-    """The values of a batch that have samples, each once, by name."""
+    """The values of a batch that have samples, each once, by name.
+
+    Args:
+        batch: as a step is given it.
+        layout: where its samples are.
+    """
     return [leaf for leaf in _walk(batch, set(layout)) if leaf.name in layout]
 
 

@@ -16,14 +16,24 @@ from autobalance.execution.equivalence.gradient_sketch import PRODUCTS, Sketch, 
 
 
 class Closeness(NamedTuple):
-    """How much results of the same numbers added up in another order may differ, relative to their size."""
+    """How much results of the same numbers added up in another order may differ, relative to their size.
+
+    Attributes:
+        loss: for losses.
+        gradient: for gradients of a parameter, as a whole.
+    """
 
     loss: float
     gradient: float
 
     @classmethod
     def of(cls, precision: str, module: nn.Module) -> Closeness:
-        """For a precision as Lightning names it, and the types and devices of a module's parameters."""
+        """For a precision as Lightning names it, and the types and devices of a module's parameters.
+
+        Args:
+            precision: as Lightning names it.
+            module: whose weights count.
+        """
         parameters = list(module.parameters())
         smallest = min((each.element_size() for each in parameters if each.is_floating_point()), default=4)
         if smallest < 4 or "16" in precision or "transformer-engine" in precision:
@@ -37,7 +47,12 @@ class Closeness(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Of running a step on each of several batches: losses, and sketches of gradients by parameter."""
+    """Of running a step on each of several batches: losses, and sketches of gradients by parameter.
+
+    Attributes:
+        losses: one for each batch.
+        gradients: one for each batch, by name of the parameter.
+    """
 
     losses: Sequence[float]
     gradients: Sequence[Mapping[str, Sketch]]

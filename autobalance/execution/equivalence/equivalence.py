@@ -261,7 +261,11 @@ def _gradients_set_aside(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def batch_norms_at_rest(module: nn.Module) -> Iterator[None]:
-    """Batch norms use their running statistics: what else couples samples is to be found."""
+    """Batch norms use their running statistics: what else couples samples is to be found.
+
+    Args:
+        module: the model.
+    """
     training = [each for each in module.modules() if is_batch_norm(each) and each.training]
     for each in training:
         each.training = False

@@ -30,14 +30,24 @@ _NOT_STATE = frozenset(vars(nn.Module()))
 
 
 class Unread(NamedTuple):
-    """Stands for an object that is not looked into: only whether it is the same can be told."""
+    """Stands for an object that is not looked into: only whether it is the same can be told.
+
+    Attributes:
+        kind: name of its class.
+        identity: its id.
+    """
 
     kind: str
     identity: int
 
 
 class Copied(NamedTuple):
-    """The numbers of a tensor that has changed, and those it had before if they are known, on the host."""
+    """The numbers of a tensor that has changed, and those it had before if they are known, on the host.
+
+    Attributes:
+        tensor: the numbers now.
+        before: the numbers then; None: not known.
+    """
 
     tensor: Tensor
     before: Tensor | None = None

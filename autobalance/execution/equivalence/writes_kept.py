@@ -54,14 +54,22 @@ class WritesKept(DispatchMode):
         return func(*args, **kwargs)
 
     def has_changed(self, tensor: Tensor) -> bool:
-        """Whether a tensor was written to, or had other data assigned, since the mode was made or `put_back`."""
+        """Whether a tensor was written to, or had other data assigned, since the mode was made or `put_back`.
+
+        Args:
+            tensor: any.
+        """
         position = self._positions.get(id(tensor))
         if position is None:
             return True
         return position in self._copies or _storage_of(tensor) != _storage_of(self._aliases[position])
 
     def before(self, tensor: Tensor) -> Tensor | None:
-        """The numbers of a tensor that has changed, as they were; None for one that has not, or is not known."""
+        """The numbers of a tensor that has changed, as they were; None for one that has not, or is not known.
+
+        Args:
+            tensor: any.
+        """
         position = self._positions.get(id(tensor))
         if position is None or not self.has_changed(tensor):
             return None

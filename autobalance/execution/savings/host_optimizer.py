@@ -77,6 +77,10 @@ def is_on_host(optimizer: Optimizer, parameter: Any) -> bool:
     Example:
         >>> is_on_host(torch.optim.SGD([weight], lr=0.1), weight)                         # doctest: +SKIP
         False
+
+    Args:
+        optimizer: of any kind.
+        parameter: of the model.
     """
     steps: _HostSteps | None = getattr(optimizer, _ATTRIBUTE, None)
     return steps is not None and parameter in steps.parameters

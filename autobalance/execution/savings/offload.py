@@ -67,6 +67,9 @@ def registered_storages(module: nn.Module) -> frozenset[int]:
     Example:
         >>> len(registered_storages(nn.Linear(2, 2)))
         2
+
+    Args:
+        module: on any device.
     """
     tensors = (*module.parameters(), *module.buffers())
     return frozenset(storage_key(tensor.untyped_storage()) for tensor in tensors if tensor.layout is torch.strided)

@@ -147,6 +147,9 @@ def has_statistics(part: nn.Module) -> bool:
     Example:
         >>> has_statistics(nn.BatchNorm1d(2))
         True
+
+    Args:
+        part: one module, without those inside it.
     """
     return (is_batch_norm(part) or is_instance_norm(part)) and bool(part.track_running_stats)
 
@@ -160,6 +163,9 @@ def versions_of_buffers(module: nn.Module) -> Versions:
     Example:
         >>> versions_of_buffers(nn.BatchNorm1d(2))
         []
+
+    Args:
+        module: a block, or one of its modules.
     """
     return [
         (part, name, buffer, version(buffer))
@@ -175,6 +181,10 @@ def changed_buffer(module: nn.Module, before: Versions) -> str | None:
 
     Example:
         >>> changed_buffer(block, versions_of_buffers(block))     # doctest: +SKIP
+
+    Args:
+        module: a block, or one of its modules.
+        before: what `versions_of_buffers` said before its forward.
     """
     for part, name, buffer, number in before:
         if buffer_table(part).get(name) is not buffer or version(buffer) != number:

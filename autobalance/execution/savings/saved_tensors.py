@@ -34,11 +34,22 @@ class Rest(Protocol):
         """Its elements in a row, on the device."""
 
     def is_of(self, storage: torch.UntypedStorage, number: int) -> bool:
-        """Whether it holds what a storage does after so many changes."""
+        """Whether it holds what a storage does after so many changes.
+
+        Args:
+            storage: on the device.
+            number: changes in place that a tensor of it has counted.
+        """
 
 
 class Part:
-    """A saved tensor: a view of a storage that rests elsewhere."""
+    """A saved tensor: a view of a storage that rests elsewhere.
+
+    Args:
+        rest: of the storage.
+        tensor: as it was saved.
+        number: how many were saved before it in the call.
+    """
 
     def __init__(self, rest: Rest, tensor: Tensor, number: int) -> None:
         self.rest = rest
@@ -48,7 +59,11 @@ class Part:
         self._layout = tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def of(self, elements: Tensor) -> Tensor:
-        """The tensor, as a view of the elements of its storage."""
+        """The tensor, as a view of the elements of its storage.
+
+        Args:
+            elements: those of the storage, in a row.
+        """
         size, stride, offset = self._layout
         elements = elements if elements.dtype == self._dtype else elements.view(self._dtype)
         return elements.as_strided(size, stride, offset)
@@ -104,7 +119,11 @@ class SavedTensors:
         self._count = 0
 
     def pack(self, tensor: Tensor) -> Part | Tensor:
-        """What autograd keeps in place of a tensor that it saves."""
+        """What autograd keeps in place of a tensor that it saves.
+
+        Args:
+            tensor: that is saved.
+        """
         rest = self._known_rest(tensor)
         if rest is None and (self._rest_of is None or not self._may_go(tensor)):
             return tensor.detach()  # itself, it would hold the node that holds it
@@ -120,7 +139,11 @@ class SavedTensors:
         self._known.clear()
 
     def unpack(self, packed: Part | Tensor) -> Tensor:
-        """The tensor again, for the backward."""
+        """The tensor again, for the backward.
+
+        Args:
+            packed: what `pack` returned.
+        """
         if not isinstance(packed, Part):
             return packed
         packed.check()

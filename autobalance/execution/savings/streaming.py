@@ -56,7 +56,11 @@ class Streaming:
     _ahead: dict[int, tuple[int, Arrival]] = field(default_factory=dict)
 
     def fetch(self, tensor: Tensor) -> Arrival:
-        """A copy of one of the weights on the device: the one that is on its way, if there is."""
+        """A copy of one of the weights on the device: the one that is on its way, if there is.
+
+        Args:
+            tensor: a parameter or buffer of the module.
+        """
         number, arrival = self._ahead.pop(id(tensor), (-1, None))
         if arrival is not None and number == version(tensor):
             return arrival

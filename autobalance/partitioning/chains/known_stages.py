@@ -32,6 +32,9 @@ class KnownStages(StageCosts):
 
         Example:
             >>> problem.told(solution)
+
+        Args:
+            solution: as found.
         """
         found = []
         for device in range(len(self.devices)):
@@ -80,7 +83,11 @@ class KnownStages(StageCosts):
         return next((saver for saver in savers if saver.choices.get((held, start, stop)) is not None), None)
 
     def found_larger(self, kinds: Sequence[Kind]) -> dict[tuple[int, int, int, int], int]:
-        """Bytes by which stages on kinds of devices were found larger, as the tables take them."""
+        """Bytes by which stages on kinds of devices were found larger, as the tables take them.
+
+        Args:
+            kinds: of devices, as the tables count them.
+        """
         return {
             (at, held, start, stop): more
             for at, kind in enumerate(kinds)

@@ -256,6 +256,9 @@ def policy_name(word: str) -> str:
         >>> policy_name("minimize_first_gpu_memory")
         'balanced_low_0'
 
+    Args:
+        word: as the user says it.
+
     Raises:
         ValueError: there is no such policy.
     """

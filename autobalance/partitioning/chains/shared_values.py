@@ -73,6 +73,11 @@ class SharedValue:
     Only their own units matter: all stages that hold the same of them form one cell. Cell `[a, b]` stands for the
     stages that hold their units `a` to `b - 1`. In a cell, a copy of a part that lies with its whole is one with it;
     all others are one with those of their value.
+
+    Args:
+        timeline: of the profile.
+        places: unit of each tensor's owner, or `EVERYWHERE`.
+        members: the storages.
     """
 
     def __init__(self, timeline: Timeline, places: Sequence[int], members: Sequence[int]) -> None:

@@ -87,7 +87,11 @@ class StageMemory:
         return self._together(self._banded[here, width], in_flight)
 
     def empty(self, here: frozenset[int]) -> int:
-        """Peak of a device that holds nothing but the items `here`."""
+        """Peak of a device that holds nothing but the items `here`.
+
+        Args:
+            here: items on the device.
+        """
         return self.peak(here, 1, 0, 0) if here else 0
 
     def peak(self, here: frozenset[int], in_flight: int, start: int, stop: int) -> int:

@@ -52,7 +52,11 @@ class Reach:
         return max(end - start for start, end in enumerate(self.last))
 
     def is_within(self, other: Reach) -> bool:
-        """Whether all its stages are among those of another."""
+        """Whether all its stages are among those of another.
+
+        Args:
+            other: reach of the same chain.
+        """
         return all(mine <= theirs for mine, theirs in zip(self.last, other.last, strict=True))
 
 

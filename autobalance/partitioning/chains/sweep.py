@@ -51,6 +51,9 @@ def count_states(counts: Sequence[int]) -> int:
     Example:
         >>> count_states([4, 4])
         25
+
+    Args:
+        counts: devices of each kind.
     """
     states = 1
     for count in counts:

@@ -146,7 +146,11 @@ class Tables:
         return min(float(self.plain_time(kind).min()) for kind in range(len(self.kinds)))
 
     def base(self, kind: int) -> float:
-        """Peak / budget of a device that holds no stage."""
+        """Peak / budget of a device that holds no stage.
+
+        Args:
+            kind: of the device.
+        """
         return self._bases[kind]
 
     @cached_property
@@ -157,7 +161,12 @@ class Tables:
         ]
 
     def peaks(self, kind: int, held: int) -> Matrix:
-        """`[k, d]`: bytes of every stage on a kind."""
+        """`[k, d]`: bytes of every stage on a kind.
+
+        Args:
+            kind: of the device.
+            held: micro-batches in flight.
+        """
         here = self.kinds[kind]
         peaks = np.zeros((self.units, self.width), dtype=np.int64)
         if self.memory is not None:

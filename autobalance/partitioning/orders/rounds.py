@@ -207,6 +207,9 @@ def recomputing(profile: Profile) -> tuple[str, ...]:
     Example:
         >>> recomputing(profile)
         ('recompute', 'recompute', 'keep')
+
+    Args:
+        profile: of the model.
     """
     return tuple(RECOMPUTE if less > 0 else KEEP for less in _less(profile))
 
