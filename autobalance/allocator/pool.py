@@ -130,7 +130,13 @@ class Pool:
             block.size += neighbour.size
 
     def split(self, block: Block, size: int, *, is_mapped: bool = True) -> Block:
-        """Cut a block after `size` bytes; the rest, which is not yet in any list, is returned."""
+        """Cut a block after `size` bytes; the rest, which is not yet in any list, is returned.
+
+        Args:
+            block: longer than that.
+            size: bytes.
+            is_mapped: whether there is memory behind it.
+        """
         rest = Block(self, block.size - size, block.address + size, is_mapped)
         rest.previous, rest.next = block, block.next
         if rest.next is not None:

@@ -30,7 +30,12 @@ class Row:
     kind: TargetKind | None = None
 
     def holds(self, target: Target, release: tuple[int, int]) -> bool:
-        """Whether the row is about this GPU and this release of torch."""
+        """Whether the row is about this GPU and this release of torch.
+
+        Args:
+            target: whose kernel it is.
+            release: of torch, major and minor.
+        """
         here = self.kind is None or self.kind == target.kind
         return here and self.torch <= release and self.capability <= target.capability < self.below
 
@@ -53,7 +58,12 @@ class Table:
     certainty: Certainty = "exact"
 
     def value(self, target: Target, release: tuple[int, int]) -> Any:
-        """The value for a GPU and a release of torch; None if no row speaks of them."""
+        """The value for a GPU and a release of torch; None if no row speaks of them.
+
+        Args:
+            target: whose kernel it is.
+            release: of torch, major and minor.
+        """
         found = None
         for row in self.rows:
             if row.holds(target, release):

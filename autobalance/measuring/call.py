@@ -43,7 +43,14 @@ class Call:
         device_type: str,
         is_on_host: Callable[[Tensor], bool],
     ) -> Call:
-        """The call that is under way on a device of this type, with the modes that are active around it."""
+        """The call that is under way on a device of this type, with the modes that are active around it.
+
+        Args:
+            name: of the method.
+            args, kwargs: what it is called with.
+            device_type: of the device that computes.
+            is_on_host: whether a tensor would be on the host.
+        """
         cast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
         given = enumerate(all_tensors((args, kwargs)))
         on_host = frozenset(number for number, tensor in given if is_on_host(tensor))

@@ -42,9 +42,11 @@ class Exit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        """Give the loss."""
         ctx.made_like = [(output.shape, output.dtype, output.device) for output in outputs]
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        """Make a gradient of ones for each output."""
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.made_like)

@@ -49,7 +49,11 @@ class Returned:
     storages: tuple[int, ...] = ()
 
     def keeping(self, saved: Sequence[bool]) -> Returned:
-        """The same, with it said which tensors the graph keeps."""
+        """The same, with it said which tensors the graph keeps.
+
+        Args:
+            saved: for each tensor, whether the graph keeps it.
+        """
         shapes = (replace(shape, saved=keep) for shape, keep in zip(self.shapes, saved, strict=True))
         return replace(self, shapes=tuple(shapes))
 
@@ -90,7 +94,12 @@ class Storages:
         return tuple(reference() is not None for reference in self._references)
 
     def nbytes(self, which: Sequence[bool] | None = None, without: Storages | None = None) -> int:
-        """Bytes of the storages, each once: of those tensors that `which` says, and that are not in `without`."""
+        """Bytes of the storages, each once: of those tensors that `which` says, and that are not in `without`.
+
+        Args:
+            which: for each tensor, whether it counts; None: all do.
+            without: storages that do not count.
+        """
         chosen = [True] * len(self._keys) if which is None else which
         sizes = {key: size for key, size, wanted in zip(self._keys, self._sizes, chosen, strict=True) if wanted}
         others = set() if without is None else set(without._keys)

@@ -116,7 +116,11 @@ class Visit:
         return Returned(template, tuple(shapes), tuple(sizes.values()))
 
     def outputs(self, returned: Returned) -> list[Tensor]:
-        """The tensors that have come out, in the order of `returned.shapes`."""
+        """The tensors that have come out, in the order of `returned.shapes`.
+
+        Args:
+            returned: what was found of the block before.
+        """
         found = all_tensors(self._output)
         assert len(found) == len(returned.shapes)
         return found

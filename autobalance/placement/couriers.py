@@ -59,12 +59,14 @@ class Sending(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, place: torch.device, ready: Any, reader: Any) -> Tensor:
+        """Copy a tensor, and take note of where its gradient is to go."""
         ctx.set_materialize_grads(False)
         ctx.source, ctx.place, ctx.computing = tensor.device, place, _current_stream(tensor)
         return carry(tensor, place, ready, reader)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        """Send the gradient back."""
         (gradient,) = gradients
         # Autograd works through a device's nodes in a thread that does not know the other devices' current streams.
         back = None
@@ -74,6 +76,7 @@ class Sending(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Send a tangent along, where torch differentiates forward."""
         return None if tangents[0] is None else carry(tangents[0], ctx.place)
 
 

@@ -115,7 +115,14 @@ class DeviceLocator:
         return value.to(place)
 
     def changed_in_place(self, tensor: Tensor, place: Place, block: str) -> None:
-        """Refuse: on one device the caller would see the change, here only the copy has it."""
+        """Refuse: on one device the caller would see the change, here only the copy has it.
+
+        Args:
+            tensor, place, block: as `Locator` has them.
+
+        Raises:
+            RuntimeError: always.
+        """
         raise RuntimeError(
             f"block {block!r} on {place} changed one of its arguments in place (shape {tuple(tensor.shape)}, "
             f"{tensor.dtype}), but that tensor lives on {tensor.device}: the change would be lost. Put {block!r} into "

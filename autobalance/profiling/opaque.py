@@ -114,7 +114,23 @@ class OpaqueBlocks:
                     replace_method(twin, method, _Watched(self, name, path, world, traced))
 
     def call(self, block: str, path: str, world: World, traced: Traced, module: nn.Module, run: Any, call: Call) -> Any:
-        """One call of a block in a trace."""
+        """One call of a block in a trace.
+
+        Args:
+            block: its name.
+            path: of the module in the model.
+            world: of the trace.
+            traced: what is noted of it.
+            module: that is called.
+            run: calls it.
+            call: what it is given.
+
+        Returns:
+            What the module has returned, or stands for that.
+
+        Raises:
+            NotMeasured: the block is known as opaque, but not with such inputs.
+        """
         if block in self._reasons:
             key = signature_of_module(module), signature_of(call)
             passes = self._measured.get(key)

@@ -54,7 +54,11 @@ class OpaqueOptimizers:
         )
 
     def install(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Stand for the steps of optimizers of a trace that are known as opaque, and watch those of the others."""
+        """Stand for the steps of optimizers of a trace that are known as opaque, and watch those of the others.
+
+        Args:
+            optimizers: of the copy.
+        """
         self._failed = None
         for optimizer in optimizers:
             step = partial(_step, self, optimizer.step)

@@ -230,7 +230,12 @@ class Tracer:
             self.gradients.setdefault(index, len(self.sizes))
 
     def cast(self, weight: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
-        """Record that a storage was made by casting another, if that one is a weight's."""
+        """Record that a storage was made by casting another, if that one is a weight's.
+
+        Args:
+            weight: that was cast.
+            made: with the other type.
+        """
         source, index = self.find(weight), self.find(made)
         if source is not None and index is not None and self.kinds[source] == "weights":
             self.casts.append(index)

@@ -27,6 +27,7 @@ class Crossing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, locator: VirtualLocator, place: int, alone: bool) -> Tensor:
+        """Copy a tensor to `place`."""
         ctx.locator, ctx.source = locator, locator.place_of(tensor)
         copied = locator.copy(tensor, place, alone)
         ctx.way_back = None if alone else locator.fanned(tensor, copied)
@@ -34,6 +35,7 @@ class Crossing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        """Copy its gradient to where the tensor is."""
         copied = ctx.locator.cross(gradients[0], ctx.source)
         if ctx.way_back is not None:
             ctx.locator.returned(ctx.way_back, gradients[0], copied)

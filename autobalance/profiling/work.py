@@ -42,7 +42,13 @@ class WorkCounter:
         self.add(phase, account, [work])
 
     def add(self, phase: Phase, account: int, work: Iterable[Work]) -> None:
-        """Count work that somebody else has seen, such as that of a block which ran by itself."""
+        """Count work that somebody else has seen, such as that of a block which ran by itself.
+
+        Args:
+            phase: in which it was done.
+            account: whose it is.
+            work: of the operations.
+        """
         for part in work:
             intensity = round(math.log2(part.flops / part.traffic)) if part.flops and part.traffic else 0
             sums = self._sums[phase, account].setdefault((part.arithmetic, intensity), [0, 0, 0])
@@ -51,6 +57,11 @@ class WorkCounter:
             sums[2] += part.launches
 
     def work(self, phase: Phase, account: int) -> tuple[Work, ...]:
-        """What an account did in one phase, over all steps."""
+        """What an account did in one phase, over all steps.
+
+        Args:
+            phase: of a step.
+            account: whose work.
+        """
         sums = self._sums.get((phase, account), {})
         return tuple(Work(arithmetic, *sums[arithmetic, intensity]) for arithmetic, intensity in sorted(sums))

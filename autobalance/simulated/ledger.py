@@ -31,7 +31,13 @@ class Ledger(Protocol):
     """What is told of every storage that is born or grows; may raise to refuse it. Frees are its own business."""
 
     def allocate(self, storage: torch.UntypedStorage, nbytes: int, account: int) -> None:
-        """Take note that `storage` now holds `nbytes` (not rounded), charged to `account`."""
+        """Take note that `storage` now holds `nbytes` (not rounded), charged to `account`.
+
+        Args:
+            storage: of elements.
+            nbytes: of it, now.
+            account: who pays.
+        """
 
 
 class DeviceLedger:
@@ -68,6 +74,9 @@ class DeviceLedger:
     def configure(self, capacities: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
         """Start anew with these capacities and with peaks at what is live now.
 
+        Args:
+            capacities: bytes by index of the device; others have no limit.
+
         Returns:
             The capacities and peaks until now, for `restore`.
         """
@@ -86,6 +95,10 @@ class DeviceLedger:
 
     def charge(self, account: int, nbytes: int) -> None:
         """Count `nbytes` more on a device; a negative number frees them.
+
+        Args:
+            account: index of the device.
+            nbytes: rounded up already.
 
         Raises:
             torch.OutOfMemoryError: past the capacity; nothing is counted then.

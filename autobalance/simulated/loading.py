@@ -16,9 +16,11 @@ class DeviceStorage(torch.UntypedStorage):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override] # read-only in torch, too; its stubs say otherwise
+        """The simulated device."""
         return self.simulated_device
 
     def cpu(self) -> Any:
+        """A plain storage with the same bytes."""
         return torch.UntypedStorage(self.nbytes()).copy_(self)
 
 

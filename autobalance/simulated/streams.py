@@ -119,6 +119,9 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to another.
 
+        Args:
+            end_event: the later one.
+
         Raises:
             RuntimeError: one of them was not recorded while the clock ran, since it was reset last.
         """

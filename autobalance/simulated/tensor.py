@@ -116,9 +116,11 @@ class SimulatedTensor(torch.Tensor):
         return complex(numbers(self))
 
     def tolist(self) -> Any:
+        """The numbers; placeholders where they are not known."""
         return numbers(self).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
+        """An array of the numbers; as on CUDA it is refused on a device, unless forced."""
         if not force and self.index is not None:
             self._refuse_numpy()
         return numbers(self).numpy(force=force)
@@ -133,9 +135,11 @@ class SimulatedTensor(torch.Tensor):
         )
 
     def untyped_storage(self) -> torch.UntypedStorage:
+        """The storage of the elements."""
         return self.elements.untyped_storage()
 
     def data_ptr(self) -> int:
+        """Address of the elements."""
         return self.elements.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

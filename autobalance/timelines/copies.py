@@ -33,7 +33,12 @@ class Copies:
         self._rank[self._copied] = np.arange(len(self._copied))
 
     def number(self, storages: Whole, copies: Whole) -> Whole:
-        """Numbers of copies of storages; copy 0 is the storage itself."""
+        """Numbers of copies of storages; copy 0 is the storage itself.
+
+        Args:
+            storages: numbers of storages.
+            copies: which copy of each.
+        """
         further = self._total + (copies - 1) * len(self._copied) + self._rank[storages]
         return np.where(copies == 0, storages, further)
 

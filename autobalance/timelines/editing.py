@@ -65,7 +65,12 @@ class EditedTimeline:
         self._without.add(position)
 
     def put(self, position: int, *events: int) -> None:
-        """Put events after the one at a position."""
+        """Put events after the one at a position.
+
+        Args:
+            position: of the event.
+            events: as a timeline has them.
+        """
         self._after.setdefault(position, []).extend(events)
 
     def finished(self) -> tuple[Timeline, Whole]:

@@ -35,7 +35,11 @@ class Insertions:
         self._inserted: list[int] = []
 
     def add(self, like: int) -> int:
-        """A new storage with the size and the owner of another one; nothing else holds its tensor."""
+        """A new storage with the size and the owner of another one; nothing else holds its tensor.
+
+        Args:
+            like: number of the other one.
+        """
         self._like.append(like)
         return len(self._timeline.sizes) + len(self._like) - 1
 
@@ -45,15 +49,30 @@ class Insertions:
             self._kept[position] = False
 
     def replace(self, position: int, event: int) -> None:
-        """Put an event in the place of another one."""
+        """Put an event in the place of another one.
+
+        Args:
+            position: of the event.
+            event: as a timeline has them.
+        """
         self._events[position] = event
 
     def before(self, position: int, *events: int) -> None:
-        """Put events before one, and before the marks there: they end what was before."""
+        """Put events before one, and before the marks there: they end what was before.
+
+        Args:
+            position: of the event.
+            events: as a timeline has them.
+        """
         self._put(_GRID * position + _ENDS, events)
 
     def back(self, position: int, *events: int) -> None:
-        """Put events before one, and after the marks there: they begin what follows."""
+        """Put events before one, and after the marks there: they begin what follows.
+
+        Args:
+            position: of the event.
+            events: as a timeline has them.
+        """
         self._put(_GRID * position + _BEGINS, events)
 
     def finished(self) -> Timeline:

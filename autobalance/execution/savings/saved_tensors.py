@@ -69,7 +69,11 @@ class Part:
         return elements.as_strided(size, stride, offset)
 
     def check(self) -> None:
-        """Refuse, as torch does, to go back with other numbers than the forward went on with."""
+        """Refuse, as torch does, to go back with other numbers than the forward went on with.
+
+        Raises:
+            RuntimeError: naming what was changed.
+        """
         now = version(self.rest.witness)
         if now != self.rest.version:
             size, _, _ = self._layout

@@ -52,6 +52,10 @@ class Chain:
 
         Example:
             >>> chain.places(timeline.owners, frozenset())
+
+        Args:
+            owners: of the storages.
+            here: indices of items.
         """
         place = {owner: unit for unit, members in enumerate(self.units) for owner in members}
         place[HOST] = NOWHERE

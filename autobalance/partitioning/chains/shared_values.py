@@ -112,7 +112,14 @@ class SharedValue:
         self._taken = {tensor: np.zeros(self._shape, dtype=np.int64) for tensor in used}
 
     def change(self, storage: int, size: int, *, born: bool, units: int) -> Iterator[Change]:
-        """What the birth or death of one of the storages changes, as rectangles of equal change."""
+        """What the birth or death of one of the storages changes, as rectangles of equal change.
+
+        Args:
+            storage: which.
+            size: bytes.
+            born: whether it is its birth.
+            units: how many the chain has.
+        """
         regions = self._regions[storage]
         if len(regions) == 1 and isinstance(regions[0][1], tuple):  # most: no need to look at the other cells
             tensor, cells = regions[0]

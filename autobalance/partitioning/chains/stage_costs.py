@@ -86,6 +86,12 @@ class StageCosts:
 
         Example:
             >>> problem.peaks(frozenset())[0, 2]
+
+        Args:
+            here: indices of items.
+
+        Returns:
+            Bytes, as `StageMemory` has them.
         """
         return self._memory(None).peaks(here)
 

@@ -77,7 +77,11 @@ class Rounds:
         self._links = link_matrix(problem.devices)[before, self._where]
 
     def stages(self, cuts: Cuts) -> tuple[tuple[int, int, int], ...]:
-        """(device, first unit, one past the last) of every stage."""
+        """(device, first unit, one past the last) of every stage.
+
+        Args:
+            cuts: where the chain is cut, round by round.
+        """
         return tuple(
             (device, *ends) for device, ends in zip(self.places, pairwise([0, *cuts, self.units]), strict=True)
         )
@@ -104,7 +108,11 @@ class Rounds:
         return len(self._order)
 
     def seconds(self, ways: Ways) -> Costs:
-        """Seconds of a step for every way, by the clocks of the devices, as `schedules.clock.run_clock` has them."""
+        """Seconds of a step for every way, by the clocks of the devices, as `schedules.clock.run_clock` has them.
+
+        Args:
+            ways: to cut the chain.
+        """
         starts, stops = self._bounds(ways)
         waits = self._received[starts, stops] / self._links
         share = waits / 2 if self._order[-1].backward else waits

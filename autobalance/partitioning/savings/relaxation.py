@@ -194,13 +194,22 @@ class Relaxation:
         return self._mean(seconds, copying) + self._outer.least(block, needs)
 
     def least_inside(self, block: int, needs: Numbers, seconds: Numbers, copying: Numbers) -> Numbers:
-        """The same while the highest of the undecided blocks runs; `needs` is without the micro-batch that runs."""
+        """The same while the highest of the undecided blocks runs; `needs` is without the micro-batch that runs.
+
+        Args:
+            block, needs, seconds, copying: as for `least`.
+        """
         if block <= self._inner:
             return self._mean(seconds, copying)
         return self._mean(seconds, copying) + self._within.least(block, needs + self._runs)
 
     def worth(self, options: Sequence[Sequence[Option]], target: float) -> list[list[Option]]:
-        """The options of each block that a way which takes less than `target` seconds may have."""
+        """The options of each block that a way which takes less than `target` seconds may have.
+
+        Args:
+            options: of each block.
+            target: seconds.
+        """
         return self._within.worth(options, self._needs, target - self._weight * self._seconds)
 
     def _mean(self, seconds: Numbers, copying: Numbers) -> Numbers:

@@ -56,15 +56,27 @@ class HostSteps:
     state_beside: int = 0
 
     def once(self, start: int, stop: int) -> float:
-        """Seconds per step of a stage."""
+        """Seconds per step of a stage.
+
+        Args:
+            start, stop: its first unit, and one past its last.
+        """
         return float(self.seconds[start:stop].sum()) + self.seconds_beside
 
     def memory(self, start: int, stop: int) -> int:
-        """Host memory of a stage in bytes."""
+        """Host memory of a stage in bytes.
+
+        Args:
+            start, stop: as for `once`.
+        """
         return int(self.held[start:stop].sum()) + self.held_beside
 
     def freed(self, start: int, stop: int) -> int:
-        """Bytes of state that leave the device of a stage."""
+        """Bytes of state that leave the device of a stage.
+
+        Args:
+            start, stop: as for `once`.
+        """
         return int(self.state[start:stop].sum()) + self.state_beside
 
 
@@ -227,7 +239,12 @@ class Saver:
         return least
 
     def learn(self, stage: Stage, more: int) -> None:
-        """Note that a stage held more than its choice was to, so that it is chosen again."""
+        """Note that a stage held more than its choice was to, so that it is chosen again.
+
+        Args:
+            stage: which.
+            more: bytes.
+        """
         self._less[stage] = self._less.get(stage, 0) + more
         self.choices.pop(stage, None)
         self._solved.discard(stage)

@@ -88,11 +88,19 @@ class SavingTables(Tables):
         return replace(self, per_byte=per_byte, fastest={}, _saved_times={}, _by_length={})
 
     def moved(self, path: Path) -> int:
-        """Bytes that the stages of a path, whose choices are known, copy to and from the host for each micro-batch."""
+        """Bytes that the stages of a path, whose choices are known, copy to and from the host for each micro-batch.
+
+        Args:
+            path: the stages.
+        """
         return sum(choice.carried for choice in self.choices(path) if choice is not None)
 
     def pinned(self, path: Path) -> int:
-        """Bytes of host memory that the stages of a path take, whose choices are known."""
+        """Bytes of host memory that the stages of a path take, whose choices are known.
+
+        Args:
+            path: the stages.
+        """
         return sum(choice.pinned for choice in self.choices(path) if choice is not None)
 
     def tighten(self, path: Path, most: int) -> None:
@@ -155,7 +163,11 @@ class SavingTables(Tables):
         return is_new
 
     def choices(self, path: Path) -> list[Choice | None]:
-        """What each stage of a path does to fit; None where it keeps all."""
+        """What each stage of a path does to fit; None where it keeps all.
+
+        Args:
+            path: the stages.
+        """
         found = []
         for number, (kind, start, stop) in enumerate(path):
             left = len(path) - number
