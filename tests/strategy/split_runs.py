@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from threads import no_thread_left
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -140,11 +140,10 @@ def fit_split(
     """
     gc.collect()
     before = [torch.simulated.memory_allocated(index) for index in range(DEVICES)]
-    threads = set(threading.enumerate())
-    fitted = fit(lightning, trainer, model, loaders, strategy=strategy, **options)
+    with no_thread_left():
+        fitted = fit(lightning, trainer, model, loaders, strategy=strategy, **options)
     plan = strategy.plan
     assert plan.micro_batches == expected
-    assert set(threading.enumerate()) <= threads
     peaks = [torch.simulated.max_memory_allocated(index) - before[index] for index in range(len(plan.devices))]
     for peak, planned, budget in zip(peaks, plan.peaks, plan.budgets, strict=True):
         assert reaches * planned <= peak <= 1.005 * planned + beside, (peaks, plan.peaks)
