@@ -31,7 +31,9 @@ class _Open:
     next_node: int = -1
     next_storage: int = -1
     back: int = -1
+    through: int = 0
     used: set[int] = field(default_factory=set)
+    borrowed: set[int] = field(default_factory=set)
 
 
 class GrowingCalls:
@@ -93,16 +95,21 @@ class GrowingCalls:
         if func is torch.ops.aten._to_copy.default and used and self._is_static(used[0]):
             self._cast.update(range(first, self._seen))
         call = self._going_back()
+        if call is not None:
+            call.through = len(tracer.events)
         for index in used:
             maker = self._made_in.get(index)
-            if maker is not None and maker is not call:
+            borrows = call is not None and maker is not call and self._borrows(call, index, maker)
+            if maker is not None and maker is not call and not borrows:
                 self._used_elsewhere[index] = len(tracer.events)
                 continue
             if call is None:
                 continue
             if maker is call:
                 call.used.add(index)
-            if call.back < 0 and (maker is call or index in call.inputs or self._is_static(index)):
+            elif borrows:
+                call.borrowed.add(index)
+            if call.back < 0 and (maker is call or borrows or self._is_static(index)):
                 call.back = self._before(first)
 
     def change_others(self, block: int) -> None:
@@ -143,6 +150,8 @@ class GrowingCalls:
                 inputs=call.inputs,
                 saved=tuple(sorted(call.used)),
                 until=tuple(until(call, index) for index in sorted(call.used)),
+                borrowed=tuple(sorted(call.borrowed)),
+                through=call.through,
             )
             for call in self._ended
             if call.back >= call.stop and call.block in owner_of and call.block not in self._changing
@@ -174,6 +183,10 @@ class GrowingCalls:
         while call is not None and number >= call.next_node:
             call = call.outer
         return call
+
+    def _borrows(self, call: _Open, index: int, maker: _Open | None) -> bool:
+        """Whether a call has what it did not make: as its input, or as a cast of a weight that autocast has kept."""
+        return index in call.inputs or (maker is not None and maker.block == call.block and index in self._cast)
 
     def _before(self, first: int) -> int:
         """How many events there were before the births of what was made last, which has numbers from `first`."""

@@ -47,10 +47,12 @@ def _renumbered(call: Call, copy: int, moved: Callable[[int], int], number_of: C
         start=moved(call.start),
         stop=moved(call.stop),
         back=moved(call.back),
+        through=moved(call.through),
         inputs=tuple(number_of(storage, copy) for storage in call.inputs),
         saved=tuple(number_of(storage, copy) for storage in call.saved),
         until=tuple(moved(position) for position in call.until),
         kept=tuple(number_of(storage, copy) for storage in call.kept),
+        borrowed=tuple(number_of(storage, copy) for storage in call.borrowed),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from autobalance.profiling.timeline import Timeline
 from autobalance.timelines.calls import Call
+from autobalance.timelines.rests import rests_of
 from autobalance.units import pinned_bytes
 
 
@@ -45,21 +47,29 @@ def freed_bytes(timeline: Timeline, blocks: int) -> Freed:
     # What others use in the backward rests as well, even if they are through before the block is.
     until = min(ends, default=len(timeline.events))
     freed = Freed(np.zeros(blocks, dtype=bool), *(np.zeros(blocks, dtype=np.int64) for _ in range(3)))
-    deaths = timeline.lives[1]
+    calls: dict[int, list[Call]] = {}
     for call in timeline.calls:
         if call.start >= since:
-            _add(freed, timeline, call, deaths, until)
+            calls.setdefault(call.block, []).append(call)
+    for block, its in calls.items():
+        freed.known[block] = True
+        freed.recomputed[block] = _recomputed(timeline, its, until)
+        offloaded = [rest for rest in rests_of(timeline, its) if rest.gone <= until]
+        freed.offloaded[block] = sum(timeline.sizes[rest.storage] for rest in offloaded)
+        # Each call has its own on the host.
+        freed.pinned[block] = pinned_bytes([timeline.sizes[rest.storage] for rest in offloaded for _ in rest.calls])
     return freed
 
 
-def _add(freed: Freed, timeline: Timeline, call: Call, deaths: NDArray[np.int64], end: int) -> None:
-    sizes, block = timeline.sizes, call.block
-    freed.known[block] = True
-    alone = [storage for storage, until in zip(call.saved, call.until, strict=True) if until <= end]
-    resting = [storage for storage in call.inputs if deaths[storage] > call.back]
-    own = sum(sizes[storage] for storage in alone)
-    if call.saved:
-        brief = [storage for storage in call.inputs if deaths[storage] <= call.back]
-        freed.recomputed[block] += own - sum(sizes[storage] for storage in (*brief, *call.kept))
-    freed.offloaded[block] += own + sum(sizes[storage] for storage in resting)
-    freed.pinned[block] += pinned_bytes([sizes[storage] for storage in (*alone, *resting)])
+def _recomputed(timeline: Timeline, calls: Sequence[Call], end: int) -> int:
+    """What the calls of a block let go of, less what they were given and keep until they run again."""
+    again = [call for call in calls if call.saved]
+    saved = {storage: until for call in again for storage, until in zip(call.saved, call.until, strict=True)}
+    given = {storage: call for call in reversed(again) for storage in call.inputs}  # the first comes back last
+    alone = [storage for storage, until in saved.items() if until <= end and storage not in given]
+    deaths, values = timeline.lives[1], timeline.values
+    brief = [storage for storage, call in given.items() if storage not in saved and deaths[storage] <= call.back]
+    # Copies of one tensor that stay are one.
+    stay = list({values[storage] if values[storage] >= 0 else ~storage: storage for storage in brief}.values())
+    stay = [*stay, *(storage for call in again for storage in call.kept)]
+    return sum(timeline.sizes[storage] for storage in alone) - sum(timeline.sizes[storage] for storage in stay)

@@ -19,6 +19,7 @@ import numpy as np
 from autobalance.profiling.timeline import Timeline
 from autobalance.timelines.calls import Call
 from autobalance.timelines.insertions import Insertions
+from autobalance.timelines.rests import rests_of
 
 WORDS = ("keep", "recompute", "offload")
 """What a block may do with what it saves."""
@@ -57,11 +58,8 @@ def with_savings(timeline: Timeline, saving: Sequence[str]) -> Timeline:
     if not chosen:
         return timeline
     editing = _Savings(timeline)
-    for call in chosen:
-        if saving[call.block] == "recompute":
-            editing.recompute(call)
-        else:
-            editing.offload(call)
+    editing.recompute([call for call in chosen if saving[call.block] == "recompute"])
+    editing.offload([call for call in chosen if saving[call.block] == "offload"])
     return editing.finished()
 
 
@@ -84,14 +82,21 @@ class _Savings:
         self._births, self._deaths = (moments.tolist() for moments in timeline.lives)
         self._given = {arrival.given for fan in timeline.fans for arrival in fan.arrivals}
         self._first_again: dict[int, int] = {}  # by event at which a call comes back, what is born first then
-        self._stays: dict[int, int] = {}  # by input, the event after which it may die
+        self._stays: dict[int, int] = {}  # by input, how many events there are by when it may die
+        self._let_go_of: set[int] = set()
 
-    def recompute(self, call: Call) -> None:
-        """Let a call make its saved storages again."""
-        if not call.saved:
-            return
+    def recompute(self, calls: Sequence[Call]) -> None:
+        """Let calls make their saved storages again."""
+        again = [call for call in calls if call.saved or _casts_of(call)]
+        for call in again:
+            for storage in call.inputs:
+                self._stays[storage] = max(self._through(call), self._stays.get(storage, 0))
+        for call in again:
+            self._recompute(call)
+
+    def _recompute(self, call: Call) -> None:
         # The forward is run again up to the last storage that is saved.
-        last = max(self._births[storage] for storage in call.saved)
+        last = max((self._births[storage] for storage in call.saved), default=call.start - 1)
         again = self._again(call, last)
         rerun: list[int] = []
         storages, born = self._timeline.event_columns
@@ -111,34 +116,43 @@ class _Savings:
                 del alive[storage]
                 rerun.append(-(again[storage] + 1))
         rerun += [-(again[storage] + 1) for storage in alive if storage not in call.saved]
-        self._come_back(call, rerun)
+        casts = [self._edit.add(storage) for storage in _casts_of(call)]
+        self._come_back(call, [*(storage + 1 for storage in casts), *rerun])
+        self._edit.before(self._through(call), *(-(storage + 1) for storage in casts))
         self._let_go(call, again)
         self._edit.before(call.stop, *(storage + 1 for storage in call.kept))
-        until = max(self._deaths[storage] for storage in call.saved)
-        for storage in call.inputs:
-            self._stays[storage] = max(until, self._stays.get(storage, -1))
 
-    def offload(self, call: Call) -> None:
-        """Let a call have its saved storages, and what it was given, on the host between forward and backward."""
-        back = {storage: self._edit.add(storage) for storage in call.saved}
-        resting = [storage for storage in call.inputs if call.back < self._deaths[storage]]
-        for storage in resting:
-            if storage in self._given:  # as one and the same, which others may share
-                self._edit.before(call.stop, -(storage + 1))
-                self._edit.back(call.back, storage + 1)
-            else:
-                back[storage] = self._edit.add(storage)
-                self._edit.before(call.stop, -(storage + 1))
-                self._edit.replace(self._deaths[storage], -(back[storage] + 1))
-        self._come_back(call, [storage + 1 for storage in back.values()])
-        self._let_go(call, back)
+    def offload(self, calls: Sequence[Call]) -> None:
+        """Let calls have their saved storages, and what they were given, on the host between forward and backward."""
+        for rest in rests_of(self._timeline, calls):
+            those, storage = rest.brought_back, rest.storage
+            if not those:
+                continue
+            # Others find it on the device, and hold it until they are through.
+            held = [min(self._through(call), those[0].back) for call in rest.calls[: -len(those)]]
+            self._edit.before(max([rest.gone, *held]), -(storage + 1))
+            for call, following in zip(those, [*those[1:], None], strict=True):
+                back = self._bring_back(call, storage)
+                if following is None:
+                    self._edit.replace(self._deaths[storage], -(back + 1))
+                else:
+                    self._edit.before(min(self._through(call), following.back), -(back + 1))
+
+    def _bring_back(self, call: Call, storage: int) -> int:
+        """A storage that is there from a call's backward on."""
+        if storage in self._given:  # as one and the same, which others may share
+            self._edit.back(call.back, storage + 1)
+            return storage
+        copy = self._edit.add(storage)
+        self._come_back(call, [copy + 1])
+        return copy
 
     def finished(self) -> Timeline:
         """The changed timeline."""
         for storage, until in self._stays.items():
-            if self._deaths[storage] < until:
+            if self._deaths[storage] < until and storage not in self._let_go_of:
                 self._edit.leave_out(self._deaths[storage])
-                self._edit.before(until + 1, -(storage + 1))
+                self._edit.before(until, -(storage + 1))
         old = self._timeline
         births = self._births
         gradients = tuple(
@@ -173,8 +187,21 @@ class _Savings:
             death = self._deaths[storage]
             if storage not in again or death >= never:
                 continue
+            until = max(until, call.stop, self._stays.get(storage, 0))
             if until <= call.back:
-                self._edit.before(max(until, call.stop), -(storage + 1))
+                self._let_go_of.add(storage)
+                self._edit.before(until, -(storage + 1))
                 self._edit.replace(death, -(again[storage] + 1))
             else:  # others use it as well: the block has one of its own
                 self._edit.before(death + 1, -(again[storage] + 1))
+
+    def _through(self, call: Call) -> int:
+        """How many events there are by when a call's backward holds nothing any more."""
+        never = len(self._timeline.events)
+        deaths: list[int] = [self._deaths[storage] for storage in call.saved]
+        return max([call.back, call.through, *(death + 1 for death in deaths if death < never)])
+
+
+def _casts_of(call: Call) -> list[int]:
+    """Casts of weights that another call has made, and that its own forward makes where it runs again."""
+    return [storage for storage in call.borrowed if storage not in call.inputs]
