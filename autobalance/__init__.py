@@ -10,7 +10,6 @@ Example:
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +71,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _register_with_imported_lightning() -> None:
-    """Make `Trainer(strategy="self_balance")` known to every Lightning package that the user has imported already."""
-    if "pytorch_lightning" in sys.modules or "lightning.pytorch" in sys.modules:
-        import_module("autobalance.strategy.registration").register_imported()
-
-
-_register_with_imported_lightning()
+import_module("autobalance.strategy.registration_on_import").register_now_or_on_import()

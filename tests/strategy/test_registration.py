@@ -85,16 +85,42 @@ assert isinstance(fit(Trainer(**WHERE, **QUIET)).strategy, autobalance.SelfBalan
     run(code, tmp_path)
 
 
-def test_the_class_registers_when_lightning_is_imported_after_autobalance(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_module_without_the_mixin_trains_where_lightning_is_imported_last(package: str, tmp_path: Path) -> None:
     code = f"""
+import sys
 import autobalance
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import StrategyRegistry
-assert "self_balance" not in StrategyRegistry
-autobalance.SelfBalanceStrategy
-assert "self_balance" in StrategyRegistry
+from {package} import LightningModule, Trainer
+assert "{OTHER[package]}" not in sys.modules
+assert "{package}" not in [getattr(finder, "root", None) for finder in sys.meta_path]
+root = sys.modules["{package}"]
+assert root.__loader__ is root.__spec__.loader and type(root.__loader__).__module__.startswith(("_frozen", "importlib"))
 {WITHOUT_MIXIN}
 fit(Trainer(strategy="self_balance", **WHERE, **QUIET))
+"""
+    run(code, tmp_path)
+
+
+def test_two_packages_imported_after_autobalance_and_run_again_know_the_name(tmp_path: Path) -> None:
+    first = "from pytorch_lightning import LightningModule, Trainer"
+    second = "from lightning.pytorch import LightningModule, Trainer"
+    fits = f"""
+{WITHOUT_MIXIN}
+fit(Trainer(strategy="self_balance", **WHERE, **QUIET))
+"""
+    code = f"""
+import importlib, sys
+import autobalance
+ours = lambda: [finder for finder in sys.meta_path if "autobalance" in type(finder).__module__]
+assert len(ours()) == 2
+{first}{fits}
+{second}{fits}
+assert not ours(), sys.meta_path
+for name in ("lightning.pytorch", "pytorch_lightning", "autobalance"):
+    importlib.reload(sys.modules[name])
+assert not ours(), sys.meta_path
+{second}{fits}
+{first}{fits}
 """
     run(code, tmp_path)
 
