@@ -68,6 +68,12 @@ class Case:
         return self.budget is not None or bool({*self.saving} - {"keep"} or self.streamed or self.host_optimizer)
 
     @property
+    def shares(self) -> bool:
+        """Whether blocks are called more than once, or share weights."""
+        called = Counter(step.block for step in self.recipe.steps if step.block is not None)
+        return bool(self.recipe.tied) or max(called.values()) > 1
+
+    @property
     def pins(self) -> dict[str, int]:
         """Device by the name of each block."""
         return dict(zip(self.recipe.block_names, self.assignment, strict=True))
@@ -294,7 +300,7 @@ def _keeping(base: type, run: Run, seed: int) -> Any:
     return Keeping()
 
 
-def run_by_hand(case: Case, steps: int = STEPS) -> Run:
+def run_by_hand(case: Case, steps: int = STEPS, coins: int | None = None) -> Run:
     """Train in as many parts, one after the other, in a plain loop that seeds as `autobalance.execution.seeds` says.
 
     Nothing is recomputed.
@@ -305,12 +311,13 @@ def run_by_hand(case: Case, steps: int = STEPS) -> Run:
     Args:
         case: what and how.
         steps: optimizer steps.
+        coins: as for `run_whole`.
     """
     steps_kept = tuple(replace(step, checkpointed=False) for step in case.recipe.steps)
     recipe = replace(case.recipe, steps=steps_kept)
     with simulate(1):
         on = torch.device("simulated", 0)
-        run, model = Run(parts=case.micro_batches), recipe.make().to(on)
+        run, model = Run(parts=case.micro_batches), _nudged(recipe.make(), recipe, coins).to(on)
         optimizer = model.configure_optimizers()
         seeds = _Seeds(model.blocks)
         torch.manual_seed(recipe.seed)
@@ -374,7 +381,7 @@ class _Seeds:
         torch.set_rng_state(self._between)
 
 
-def run_whole(recipe: Recipe, steps: int = STEPS, nudge: float = 0.0) -> Run:
+def run_whole(recipe: Recipe, steps: int = STEPS, coins: int | None = None) -> Run:
     """Train in a plain loop, whole batches on one device: the host, or a simulated one if it computes in bfloat16.
 
     Example:
@@ -383,17 +390,13 @@ def run_whole(recipe: Recipe, steps: int = STEPS, nudge: float = 0.0) -> Run:
     Args:
         recipe: of the model.
         steps: optimizer steps.
-        nudge: share by which every weight is larger or smaller than the recipe's, as a coin falls.
+        coins: seed of the coins by which every weight is larger or smaller than the recipe's, by one rounding; None:
+            they are the recipe's.
     """
     with simulate(1):
         # Kernels that draw random numbers, and those that autocast casts for, are others on the host.
         on = torch.device("simulated", 0) if recipe.autocast or recipe.dropout else torch.device("cpu")
-        run, model = Run(parts=1), recipe.make().to(on)
-        coins = torch.Generator().manual_seed(recipe.seed)
-        with torch.no_grad():
-            for parameter in model.parameters() if nudge else ():
-                heads = torch.rand(parameter.shape, generator=coins) < 0.5
-                parameter.mul_(torch.where(heads, 1 + nudge, 1 - nudge).to(on))
+        run, model = Run(parts=1), _nudged(recipe.make(), recipe, coins).to(on)
         optimizer = model.configure_optimizers()
         torch.manual_seed(recipe.seed)
         for batch in recipe.batches(steps):
@@ -406,3 +409,16 @@ def run_whole(recipe: Recipe, steps: int = STEPS, nudge: float = 0.0) -> Run:
             run.losses.append(float(loss.detach()))
             optimizer.step()
     return run
+
+
+def _nudged(model: Any, recipe: Recipe, coins: int | None) -> Any:
+    """Make every weight larger or smaller by one rounding in the precision that it is computed with."""
+    if coins is None:
+        return model
+    share = torch.finfo(torch.bfloat16 if recipe.autocast else torch.float32).eps
+    generator = torch.Generator().manual_seed(coins)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            heads = torch.rand(parameter.shape, generator=generator) < 0.5
+            parameter.mul_(torch.where(heads, 1 + share, 1 - share))
+    return model
