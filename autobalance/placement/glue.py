@@ -223,7 +223,12 @@ def _run_under(mode: GlueMode, function: Callable[..., Any], /, *args: Any, **kw
 
 
 class Suspended(NamedTuple):
-    """Glue that is off while a block runs, and how many function modes were entered after it."""
+    """Glue that is off while a block runs, and how many function modes were entered after it.
+
+    Attributes:
+        mode: that is off.
+        above: how many are above its place.
+    """
 
     mode: GlueMode
     above: int

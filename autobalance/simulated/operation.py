@@ -53,6 +53,9 @@ READS_SHAPES_ONLY = {
 class Operation:
     """One operator.
 
+    Args:
+        func: an operator overload.
+
     Attributes:
         name: with its namespace, as in error messages.
         writes: positions and names of the arguments it changes.

@@ -69,6 +69,9 @@ def savable(timeline: Timeline) -> frozenset[int]:
     Example:
         >>> savable(Profile.from_costs([4, 4], [1, 1]).timeline)
         frozenset({0, 1})
+
+    Args:
+        timeline: of a trace.
     """
     return frozenset(call.block for call in timeline.calls)
 
