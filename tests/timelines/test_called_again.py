@@ -135,6 +135,18 @@ def case_of(block: Callable[[], nn.Module], way: Any, precision: str = "32-true"
     return Case(make, [torch.ones(64, WIDTH)] * 2, loss, precision=precision)
 
 
+def test_a_trace_tells_what_a_later_call_uses_of_an_earlier_one() -> None:
+    with simulate(2):
+        profile = case_of(saves_neither, on_its_output, "bf16-mixed").plan().profile
+    assert profile is not None
+    *_, first, second, _ = profile.timeline.calls
+    (cast,) = second.borrowed
+    assert (first.block, second.block) == (1, 1)
+    assert cast in first.saved
+    assert profile.timeline.sizes[cast] == 2 * WIDTH * WIDTH  # the weight in bfloat16
+    assert second.inputs not in (first.inputs, ())  # what the first has made, and no backward uses
+
+
 @pytest.mark.parametrize("word", ["recompute", "offload"])
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("way", WAYS)
