@@ -19,6 +19,7 @@ from autobalance.partitioning.left_out import note_on_empty_devices, note_on_hos
 from autobalance.partitioning.plan import Plan
 from autobalance.partitioning.question import Question, counts_in, schedules_in
 from autobalance.partitioning.remedies import remedies
+from autobalance.partitioning.worth_splitting import advice_on_splitting
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.required import require_profile
 from autobalance.units import parse_size
@@ -203,6 +204,7 @@ def _as_plan(question: Question, found: Candidate) -> Plan:
     # In a loop no single block decides how long a step takes: what lies behind it runs meanwhile.
     if bounds and not (is_timed and may_loop):
         advice = (advice_on_time if is_timed else advice_on_use)(problem, bounds)
+    advice = (*advice, *advice_on_splitting(question, found))
     notes = (
         *question.profile.notes,
         *(note_on_empty_devices(solution.assignment, solution.root, len(question.devices)) if is_timed else ()),

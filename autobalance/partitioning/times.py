@@ -71,8 +71,19 @@ def launch_seconds(profile: Profile, devices: Sequence[Device] = ()) -> float:
         profile: of one micro-batch.
         devices: of the question; the slowest launch among them counts. Empty: a usual host.
     """
-    launches = sum(part.launches for block in profile.blocks for part in (*block.forward_work, *block.backward_work))
-    return launches * max((device.launch_time for device in devices), default=LAUNCH_TIME)
+    return launches_of(profile) * max((device.launch_time for device in devices), default=LAUNCH_TIME)
+
+
+def launches_of(profile: Profile) -> int:
+    """Kernels of one forward and backward, each of which the host launches.
+
+    Example:
+        >>> launches_of(profile)
+
+    Args:
+        profile: of one micro-batch.
+    """
+    return sum(part.launches for block in profile.blocks for part in (*block.forward_work, *block.backward_work))
 
 
 def optimizer_seconds(profile: Profile, assignment: Sequence[int], devices: Sequence[Device]) -> tuple[float, ...]:
