@@ -108,7 +108,8 @@ def fit(
                 torch.simulated.reset_peak_memory_stats(index)
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
-            losses.append(float(outputs["loss"]))
+            if outputs:  # else the step has skipped the batch
+                losses.append(float(outputs["loss"]))
 
     made = trainer(**{**options, "callbacks": [*options.get("callbacks", []), Losses()]})
     made.fit(model, *loaders, ckpt_path=ckpt_path)

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from threads import no_thread_left
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from tests.strategy.split_runs import (
+    CLASSES,
+    WIDTH,
     Fitted,
     by_schedule,
     compare,
     data,
+    fit,
     fit_alone,
     fit_split,
     make,
@@ -174,6 +177,61 @@ def test_windows_grow_with_a_schedule_of_accumulation(
         accumulated=None,
         max_epochs=3,
     )
+
+
+@by_schedule
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("skipped", [{1, 2}, {4, 7}, {4, 5, 6, 7}], ids=["inside", "first and last", "a whole window"])
+def test_batches_without_a_loss_are_skipped_as_in_plain_lightning(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, skipped: set[int]
+) -> None:
+    class Noting(lightning.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.told: list[tuple[str, list[bool]]] = []
+
+        def on_after_backward(self, trainer: Any, module: Any) -> None:
+            self.told.append(("backward", [parameter.grad is None for parameter in module.parameters()]))
+
+        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+            self.told.append(("optimizer", [parameter.grad is None for parameter in module.parameters()]))
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("train", loss, on_step=True, on_epoch=True)
+        return None if batch_idx in skipped else loss
+
+    options: dict[str, Any] = {"accumulate_grad_batches": 4, "max_epochs": 2}
+    loaders, notes = [data(22, 2), data(6, 2)], [Noting(), Noting()]
+    split, plain = (make(lightning, training_step=training_step) for _ in range(2))
+    alone = fit_alone(lightning, trainer, plain, loaders, callbacks=[notes[0]], **options)
+    strategy = strategy_of(lightning, schedule, "accumulate")
+    compare(fit_split(lightning, trainer, split, loaders, strategy, callbacks=[notes[1]], **options), alone)
+    assert notes[1].told == notes[0].told
+
+
+@by_schedule
+def test_an_epoch_for_statistics_alone_takes_one_batch_after_the_other(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def build(self: Any) -> nn.Sequential:
+        norm = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+        return nn.Sequential(norm, nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
+
+    def on_train_batch_start(self: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(int(self.layers[0][1].num_batches_tracked))
+
+    def averaged() -> dict[str, Any]:
+        averaging = lightning.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1)
+        return {"accumulate_grad_batches": 4, "max_epochs": 3, "callbacks": [averaging]}
+
+    attributes = {"build": build, "on_train_batch_start": on_train_batch_start}
+    split, plain = (make(lightning, **attributes, seen=[]) for _ in range(2))
+    loaders = [data(28, 4), data(6, 2)]
+    alone = fit_alone(lightning, trainer, plain, loaders, **averaged())
+    strategy = strategy_of(lightning, schedule, "accumulate")
+    compare(fit(lightning, trainer, split, loaders, strategy=strategy, **averaged()), alone)
+    assert strategy.plan.micro_batches == 4
+    assert split.seen[-7:] == plain.seen[-7:] == list(range(7))
 
 
 class Stream(IterableDataset[Any]):

@@ -11,16 +11,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor
-
-from autobalance.compat import leave_prepared_alone, put_back, take_ahead, transferred_by_loop
+from autobalance.compat import leave_prepared_alone, put_back, skips_backward, take_ahead, transferred_by_loop
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
 from autobalance.placement.contents import tensors_in
-from autobalance.strategy.gradients import sees_gradients_before_backward
-from autobalance.strategy.parts.early_gradients import EarlyGradients
+from autobalance.strategy.parts.inner_backwards import InnerBackwards
 from autobalance.strategy.parts.order_test import reason_for_order
-from autobalance.strategy.parts.pipelined import PipelinedSteps, backward_of_part
+from autobalance.strategy.parts.pipelined import PipelinedSteps
 from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.splittable import hooks_after_accumulation, hooks_on_gradients
 
@@ -42,7 +39,7 @@ class AccumulatedSteps:
         self._prepared: dict[tuple[int, ...], Any] = {}
         self._as_loaded: dict[tuple[int, ...], Any] = {}
         self._results: deque[tuple[int, Any]] = deque()
-        self._early: EarlyGradients | None = None
+        self._backwards: InnerBackwards | None = None
         self._has_stepped = False
         self._is_tested = False
         self._undo = leave_prepared_alone(trainer.lightning_module, self.is_prepared)
@@ -75,7 +72,7 @@ class AccumulatedSteps:
             batch: of this step.
             others: its number in the epoch, if the step takes that.
         """
-        if self.is_in_window:
+        if self.is_in_window or skips_backward(self._trainer):
             return None
         module = self._trainer.lightning_module
         return hooks_after_accumulation(module) or hooks_on_gradients(module) or self._tested(step, batch, others)
@@ -99,6 +96,8 @@ class AccumulatedSteps:
         Returns:
             What the user's step returned for this batch.
         """
+        if skips_backward(self._trainer):  # a whole epoch counts as one window then
+            return self.evaluate(step, batch, *others)
         if not self._results:
             self._run_window(step, batch, takes_number=bool(others))
         self._prepared.pop(_identity(batch), None)
@@ -116,30 +115,22 @@ class AccumulatedSteps:
     def give_back_gradients(self) -> None:
         """Show the gradients of the whole window at its first batch; the others have none of their own."""
         self._has_stepped = False
-        if self._early is not None:
-            self._early.give_back()
-            self._early = None
+        if self._backwards is not None:
+            self._backwards.give_back()
+            self._backwards = None
 
     def _run_window(self, step: Callable[..., Any], batch: Any, takes_number: bool) -> None:
         trainer = self._trainer
-        batch_idx, accumulated = trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches
-        batches = list(enumerate([batch, *self._take_ahead(self._to_come)], batch_idx))
+        batches = list(enumerate([batch, *self._take_ahead(self._to_come)], trainer.fit_loop.epoch_loop.batch_idx))
 
         def run(numbered: tuple[int, Any]) -> Any:
             with self._glue():
                 return step(numbered[1], numbered[0]) if takes_number else step(numbered[1])
 
-        def backward(loss: Tensor) -> None:
-            with self._glue():
-                backward_of_part(
-                    trainer.precision_plugin, loss / accumulated, trainer.lightning_module, trainer.optimizers[0]
-                )
-
-        is_first = batch_idx % accumulated == 0
-        early = EarlyGradients(trainer.lightning_module.parameters(), is_first, sees_gradients_before_backward(trainer))
-        with early.made():
-            outputs = self._steps.train_each(batches, run, backward, seed=step_seed())
-        self._early = early
+        backwards = InnerBackwards(trainer, self._glue)
+        with backwards.made():
+            outputs = self._steps.train_each(batches, run, backwards.run, seed=step_seed())
+        self._backwards = backwards
         self._results = deque(enumerate(outputs))
 
     @property

@@ -7,17 +7,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from autobalance.compat import gradient_hooks, gradient_hooks_off, skips_backward
+from autobalance.compat import skips_backward
 from autobalance.execution.batch_norm import FEWEST_SAMPLES, deferring, install_deferred
 from autobalance.execution.batches.splitting import Parts, parts_of
 from autobalance.execution.equivalence.equivalence import Verdict
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
-from autobalance.strategy.gradients import sees_gradients_before_backward
-from autobalance.strategy.parts.early_gradients import EarlyGradients
-from autobalance.strategy.parts.pipelined import PipelinedSteps, backward_of_part, without_graph
+from autobalance.strategy.parts.inner_backwards import InnerBackwards
+from autobalance.strategy.parts.pipelined import PipelinedSteps, without_graph
 from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.room_for_test import has_room_for_two
 from autobalance.strategy.parts.self_test import log_rules, verdict_on
@@ -65,7 +62,7 @@ class MicroBatchedSteps:
         self._count = count
         self._glue = glue
         self._checked: dict[tuple[Any, ...], _Checked] = {}
-        self._early: EarlyGradients | None = None
+        self._backwards: InnerBackwards | None = None
         self._norms = install_deferred(trainer.lightning_module) if defers_norms else None
 
     is_in_window = False
@@ -74,7 +71,7 @@ class MicroBatchedSteps:
     @property
     def have_run_backward(self) -> bool:
         """Whether the training step before has made its gradients, which `backward` then only gives back."""
-        return self._early is not None
+        return self._backwards is not None
 
     def refusal(self, step: Callable[..., Any], batch: Any, *others: Any) -> str | None:
         """Why batches of this step must not be split, as a test on a part of the first one shows; None: they may.
@@ -101,36 +98,24 @@ class MicroBatchedSteps:
         parts, run = self._parts(batch, trains=True), self._run(step, others)
         if len(parts.sizes) < 2:
             return run(batch)
-        trainer, checked = self._trainer, self._check(step, batch, others)
-        if skips_backward(trainer):
+        checked = self._check(step, batch, others)
+        if skips_backward(self._trainer):
             return checked.steps.evaluate(
                 parts, lambda part: without_graph(run(part)), **checked.rules, seed=step_seed()
             )
-        accumulated = trainer.accumulate_grad_batches
-
-        def backward(loss: Tensor) -> None:
-            with self._glue():
-                backward_of_part(
-                    trainer.precision_plugin, loss / accumulated, trainer.lightning_module, trainer.optimizers[0]
-                )
-
-        is_first = trainer.fit_loop.epoch_loop.batch_idx % accumulated == 0
-        parameters = list(trainer.lightning_module.parameters())
-        hooks = [gradient_hooks(parameter) for parameter in parameters]
-        early = EarlyGradients(parameters, is_first, sees_gradients_before_backward(trainer), hooks)
-        with early.made(), deferring(self._norms), gradient_hooks_off(parameters):
+        backwards = InnerBackwards(self._trainer, self._glue)
+        with backwards.made(), deferring(self._norms):
             output = checked.steps.train(
-                parts, run, backward, reduction=checked.reduction, **checked.rules, seed=step_seed()
+                parts, run, backwards.run, reduction=checked.reduction, **checked.rules, seed=step_seed()
             )
-        self._early = early
+        self._backwards = backwards
         return output
 
     def give_back_gradients(self) -> None:
         """Show the gradients that the last training step has made."""
-        assert self._early is not None
-        with self._glue():  # for hooks on parameters
-            self._early.give_back()
-        self._early = None
+        assert self._backwards is not None
+        self._backwards.give_back()
+        self._backwards = None
 
     def evaluate(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
         """Run one validation, test or prediction step.
