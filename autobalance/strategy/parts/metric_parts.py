@@ -19,6 +19,7 @@ from autobalance.compat import metrics as private
 from autobalance.execution.batches.merge_rules import guess
 from autobalance.execution.batches.merging import adding_up, merge
 from autobalance.execution.micro_batch import current_micro_batch
+from autobalance.strategy.parts.pipelined import without_graph
 from autobalance.strategy.trials.metrics import counts_samples, is_metric
 
 _WATCHED = ("forward", "update", "compute", "reset")
@@ -137,7 +138,7 @@ class MetricParts:
                 piece, value = self._run_on_part(metric, kind, number, args, kwargs)
             else:
                 value = self._run_on_copy(metric, kind, number, args, kwargs)
-                piece = _detached(args), _detached(kwargs)
+                piece = without_graph(args), without_graph(kwargs)
         finally:
             self._busy = before
         call = self._note(metric, kind, number)
@@ -163,7 +164,7 @@ class MetricParts:
             private.start_afresh(metric)
             if kind in ("forward", "update"):
                 value = run[kind](*args, **kwargs)
-                piece = _without_graph(private.metric_state(metric))
+                piece = _state_alone(private.metric_state(metric))
                 private.set_metric_state(metric, piece)
                 if seen is not None:
                     private.add_earlier_state(metric, seen)
@@ -270,18 +271,8 @@ def _is_collection(module: nn.Module) -> bool:
     return any(base.__name__ == "MetricCollection" for base in type(module).__mro__)
 
 
-def _without_graph(state: private.MetricState) -> private.MetricState:
-    return private.MetricState(_detached(state.values), state.updates, None, None)
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, dict):
-        return {key: _detached(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_detached(item) for item in value)
-    return value
+def _state_alone(state: private.MetricState) -> private.MetricState:
+    return private.MetricState(without_graph(state.values), state.updates, None, None)
 
 
 def _tensors(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:

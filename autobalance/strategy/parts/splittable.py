@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -119,12 +119,11 @@ def hooks_after_accumulation(module: nn.Module) -> str | None:
     Args:
         module: the LightningModule.
     """
-    found = [name for name, parameter in module.named_parameters() if accumulation_hooks(parameter)]
-    if not found:
-        return None
-    return (
-        f"{_listed(found)} {'have hooks' if len(found) > 1 else 'has a hook'} after the accumulation of gradients, "
-        f"which would run for each part, and may change weights that other parts still need"
+    return _on_parameters(
+        module,
+        accumulation_hooks,
+        ("has a hook after the accumulation of gradients", "have hooks after the accumulation of gradients"),
+        "which would run for each part, and may change weights that other parts still need",
     )
 
 
@@ -134,13 +133,19 @@ def hooks_on_gradients(module: nn.Module) -> str | None:
     Args:
         module: the LightningModule.
     """
-    found = [name for name, parameter in module.named_parameters() if gradient_hooks(parameter)]
-    if not found:
-        return None
-    return (
-        f"{_listed(found)} {'have gradient hooks' if len(found) > 1 else 'has a gradient hook'}, which would see the "
-        f"gradients of several batches at once"
+    return _on_parameters(
+        module,
+        gradient_hooks,
+        ("has a gradient hook", "have gradient hooks"),
+        "which would see the gradients of several batches at once",
     )
+
+
+def _on_parameters(
+    module: nn.Module, hooks_of: Callable[[nn.Parameter], Sequence[Any]], has: tuple[str, str], effect: str
+) -> str | None:
+    found = [name for name, parameter in module.named_parameters() if hooks_of(parameter)]
+    return f"{_listed(found)} {has[len(found) > 1]}, {effect}" if found else None
 
 
 def _from_manual_optimization(module: Any) -> str | None:
