@@ -20,6 +20,7 @@ from autobalance.strategy.parts.order_test import reason_for_order
 from autobalance.strategy.parts.pipelined import PipelinedSteps
 from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.splittable import hooks_after_accumulation, hooks_on_gradients
+from autobalance.strategy.parts.toggled import Toggled
 
 
 class AccumulatedSteps:
@@ -83,7 +84,9 @@ class AccumulatedSteps:
             return None
         self._is_tested = True
         both = [(batch, *others), (following[0], *(number + 1 for number in others))]
-        return reason_for_order(self._trainer, step, both, self._glue)
+        with Toggled(self._trainer.lightning_module) as toggled:
+            reason = reason_for_order(self._trainer, step, both, self._glue)
+        return reason or toggled.against(self._trainer.strategy.plan.schedule)
 
     def train(self, step: Callable[..., Any], batch: Any, *others: Any) -> Any:
         """The training step of one batch: at the first of a window, those of all others too.

@@ -19,6 +19,7 @@ from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.room_for_test import has_room_for_two
 from autobalance.strategy.parts.self_test import log_rules, verdict_on
 from autobalance.strategy.parts.splittable import hooks_after_accumulation
+from autobalance.strategy.parts.toggled import Toggled
 from autobalance.strategy.summary import tell
 
 
@@ -176,9 +177,11 @@ class MicroBatchedSteps:
             if found is not None:  # set since the plan was made
                 verdict = Verdict(False, found)
             else:
-                verdict = verdict_on(
-                    trainer, step, batch, others, self._glue, most=self._samples_at_once(batch), has_room=self._has_room
-                )
+                most = self._samples_at_once(batch)
+                with Toggled(trainer.lightning_module) as toggled:
+                    verdict = verdict_on(trainer, step, batch, others, self._glue, most=most, has_room=self._has_room)
+                if verdict.ok and trainer.training and (reason := toggled.against(trainer.strategy.plan.schedule)):
+                    verdict = Verdict(False, reason)
             if verdict.note:
                 tell(trainer, verdict.note)
             logs = RecordedLogs(trainer.lightning_module)

@@ -145,7 +145,18 @@ def _on_parameters(
     module: nn.Module, hooks_of: Callable[[nn.Parameter], Sequence[Any]], has: tuple[str, str], effect: str
 ) -> str | None:
     found = [name for name, parameter in module.named_parameters() if hooks_of(parameter)]
-    return f"{_listed(found)} {has[len(found) > 1]}, {effect}" if found else None
+    return f"{listed(found)} {has[len(found) > 1]}, {effect}" if found else None
+
+
+def listed(names: Sequence[str], closing: str = "`") -> str:
+    """The first few of some names, and how many more there are.
+
+    Args:
+        names: at least one.
+        closing: what ends each that is shown.
+    """
+    shown = ", ".join(f"`{name}{closing}" for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _from_manual_optimization(module: Any) -> str | None:
@@ -236,12 +247,7 @@ def _from_batch_norm(trainer: Any, module: nn.Module, options: Options) -> list[
 
 
 def _named(found: Sequence[tuple[str, nn.Module]]) -> str:
-    return _listed([f"{name}` ({type(part).__name__})" for name, part in found], closing="")
-
-
-def _listed(names: Sequence[str], closing: str = "`") -> str:
-    shown = ", ".join(f"`{name}{closing}" for name in names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return listed([f"{name}` ({type(part).__name__})" for name, part in found], closing="")
 
 
 def _from_batch(module: Any, batch: Any) -> list[str]:
