@@ -72,20 +72,6 @@ def test_training_options(
     fit_both(lightning, trainer, schedule, loaders=lambda: [data(40), data()], **options)
 
 
-@by_schedule
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
-def test_mixed_precision(lightning: ModuleType, trainer: Callable[..., Any], schedule: str, precision: str) -> None:
-    options: dict[str, Any] = {"max_epochs": 2, "precision": precision, "gradient_clip_val": 0.5}
-    loaders = [data(), data()]
-    split = fit_split(lightning, trainer, make(lightning), loaders, strategy_of(lightning, schedule), **options)
-    whole = strategy_of(lightning, "naive", 1)
-    alone = fit_split(lightning, trainer, make(lightning), loaders, whole, expected=1, **options)
-    compare(split, alone, rtol=2e-2, atol=2e-2)
-    scaler = getattr(split.trainer.precision_plugin, "scaler", None)
-    if precision == "16-mixed":
-        assert scaler.state_dict() == alone.trainer.precision_plugin.scaler.state_dict()
-
-
 def gradients(module: Any) -> dict[str, Tensor]:
     return {name: p.grad.detach().cpu().clone() for name, p in module.named_parameters() if p.grad is not None}
 
