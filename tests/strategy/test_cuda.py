@@ -134,4 +134,4 @@ def test_stages_are_timed_and_no_device_works_longer_than_the_step(
     assert len(strategy.plan.stages) == count
     for index in range(count):
         seconds = float(row[f"autobalance/stage_{index}/time_ms"]) / 1e3
-        assert 0 < 4 * seconds <= float(row["autobalance/step_time"])
+        assert 0 < 4 * seconds <= float(row["autobalance/step_time_s"])

@@ -32,16 +32,51 @@ def test_predicted_and_reached_are_in_the_log_and_in_the_logger(
     made = trainer(callbacks=[autobalance.BalanceMonitor(after=2)], logger=logger, log_every_n_steps=2)
     made.fit(model_of(lightning), loader(CASES["gpt"].batches(4)))
     (table,) = [said for said in messages if "peaks of the plan and of the run" in said]
-    assert all(word in table for word in ("predicted", "reached", "budget", "step time:", "layers.0"))
+    assert all(word in table for word in ("predicted", "reached", "budget", "step time, with", "layers.0"))
+    assert "by the virtual clock of the simulated devices" in " ".join(table.split())
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == [2, 4]
     for index, peak in enumerate(made.strategy.plan.peaks):
         assert float(rows[0][f"autobalance/device_{index}/predicted_peak_gib"]) == peak / 2**30
         assert float(rows[0][f"autobalance/device_{index}/peak_gib"]) == peak / 2**30
-    assert float(rows[0]["autobalance/step_time"]) > 0
+    assert float(rows[0]["autobalance/step_time_s"]) > 0
     # The virtual clock gives equal steps equal times.
-    assert float(rows[0]["autobalance/step_time"]) == pytest.approx(float(rows[1]["autobalance/step_time"]))
+    assert float(rows[0]["autobalance/step_time_s"]) == pytest.approx(float(rows[1]["autobalance/step_time_s"]))
+    assert float(rows[0]["autobalance/predicted_step_time_s"]) == made.strategy.plan.step_time
+    assert not any("host_step_time" in label for label in rows[0])
+
+
+def test_what_the_host_computes_for_simulated_devices_is_not_told_as_their_time(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], tmp_path: Path
+) -> None:
+    logger = lightning.loggers.CSVLogger(tmp_path)
+    made = trainer(callbacks=[autobalance.BalanceMonitor(after=1)], logger=logger, log_every_n_steps=1)
+    made.fit(model_of(lightning), loader(CASES["gpt"].batches(1)))
+    (table,) = [" ".join(said.split()) for said in messages if "peaks of the plan and of the run" in said]
+    assert "by the host's clock, which says how long it computes for simulated devices" in table
+    assert "predicted for its forwards and backwards, without the optimizer's:" in table
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["autobalance/host_step_time_s"]) > 0
+    assert "autobalance/step_time_s" not in row
+
+
+def test_a_clock_that_starts_in_the_midst_of_a_step_tells_no_time_of_it(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
+) -> None:
+    model = model_of(lightning)
+    step = type(model).training_step
+
+    def starts_the_clock(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 1:
+            torch.simulated.reset_clock()
+        return step(self, batch, batch_idx)
+
+    type(model).training_step = starts_the_clock
+    trainer(callbacks=[autobalance.BalanceMonitor(after=2)]).fit(model, loader(CASES["gpt"].batches(2)))
+    (table,) = [said for said in messages if "peaks of the plan and of the run" in said]
+    assert "step time: not measured, as the clock was started in the midst of the step" in table
 
 
 def test_a_peak_above_the_plan_is_said_once(lightning: ModuleType, trainer: Callable[..., Any]) -> None:

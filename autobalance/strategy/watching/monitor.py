@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from autobalance.placement.contents import tensors_in
 from autobalance.report.reached_table import reached_table
 from autobalance.report.render import render
 from autobalance.strategy.summary import tell
+from autobalance.strategy.watching.clocks import Clock, Instant, now
 from autobalance.strategy.watching.drift import above, in_words
 from autobalance.strategy.watching.reached import ReachedPeaks
 from autobalance.strategy.watching.stage_times import StageTimes
@@ -23,16 +21,20 @@ else:
     Base = object
 
 _GIB = 2**30
+# Of a step, by whether the clock is that of the devices.
+_LABELS = {True: "autobalance/step_time_s", False: "autobalance/host_step_time_s"}
 
 
 class BalanceMonitor(Base):
     """Compare the plan of `strategy="self_balance"` with what the run reaches, for each device and each stage.
 
     After the first steps a table is logged once. The Trainer's loggers get, every `log_every_n_steps` steps,
-    `autobalance/device_0/peak_gib`, `autobalance/device_0/predicted_peak_gib` and so on, `autobalance/step_time` and
-    `autobalance/predicted_step_time` in seconds, and where devices have a clock `autobalance/stage_0/time_ms` and
+    `autobalance/device_0/peak_gib`, `autobalance/device_0/predicted_peak_gib` and so on, `autobalance/step_time_s` and
+    `autobalance/predicted_step_time_s` in seconds, and where devices have a clock `autobalance/stage_0/time_ms` and
     `autobalance/stage_0/predicted_ms` and so on: milliseconds that the stage's device works on a micro-batch, there and
-    back. CUDA devices have one, and simulated ones after `torch.simulated.reset_clock()`. What drifts from the plan is
+    back. CUDA devices have one, and simulated ones after `torch.simulated.reset_clock()`; before that the seconds that
+    the host computes for them are `autobalance/host_step_time_s`, which nothing predicts. A step is timed from the
+    batch's start to its end, with the optimizer's step, which the prediction leaves out. What drifts from the plan is
     said once: peaks more than 5 % above it, and blocks that are called in another order, or not at all.
     `SelfBalanceStrategy(rebalance=True)` plans again.
 
@@ -59,7 +61,7 @@ class BalanceMonitor(Base):
         self._times: StageTimes | None = None
         self._took: tuple[float | None, ...] = ()
         self._seen = 0
-        self._started = 0.0
+        self._started = Instant(Clock.WALL, 0.0)
         self._said: set[str] = set()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -85,14 +87,14 @@ class BalanceMonitor(Base):
         self._visits.start_again()
         if self._times is not None:
             self._times.start_again()
-        self._started = _now(trainer.strategy.parallel_devices)
+        self._started = now(trainer.strategy.parallel_devices)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A step has ended: compare."""
         if self._visits is None or self._peaks is None:
             return
         plan = trainer.strategy.plan
-        seconds = _now(trainer.strategy.parallel_devices) - self._started
+        seconds, clock = self._started.until(now(trainer.strategy.parallel_devices)), self._started.clock
         self._seen += 1
         if self._peaks.plan is not plan:
             return  # made anew in the midst of the step
@@ -100,10 +102,10 @@ class BalanceMonitor(Base):
         if self._times is not None:
             self._took = self._times.read() or self._took
         if self._seen == self.after:
-            tell(trainer, "\n" + render(reached_table(plan, reached, seconds, self._took)))
+            tell(trainer, "\n" + render(reached_table(plan, reached, seconds, clock.value, self._took)))
         self._say_drift(plan, reached)
         if self._seen % trainer.log_every_n_steps == 0:
-            self._log(trainer, plan, reached, seconds)
+            self._log(trainer, plan, reached, {} if seconds is None else {_LABELS[clock.is_of_devices]: seconds})
             self._peaks.start_again()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -142,8 +144,8 @@ class BalanceMonitor(Base):
                 stacklevel=2,
             )
 
-    def _log(self, trainer: Any, plan: Any, reached: tuple[int, ...], seconds: float) -> None:
-        values = {"autobalance/step_time": seconds, "autobalance/predicted_step_time": plan.step_time}
+    def _log(self, trainer: Any, plan: Any, reached: tuple[int, ...], times: dict[str, float]) -> None:
+        values = {**times, "autobalance/predicted_step_time_s": plan.step_time}
         for index, predicted in enumerate(plan.peaks):
             values[f"autobalance/device_{index}/predicted_peak_gib"] = predicted / _GIB
         for index, peak in enumerate(reached):
@@ -154,16 +156,3 @@ class BalanceMonitor(Base):
                 values[f"autobalance/stage_{index}/time_ms"] = 1e3 * took
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
-
-
-def _now(devices: list[torch.device]) -> float:
-    """Seconds on the devices' own clock: the virtual one of simulated devices where it runs, else the host's."""
-    backend = torch.get_device_module(devices[0])
-    if devices[0].type == "simulated":
-        try:
-            return float(backend.elapsed())
-        except RuntimeError:  # the clock was not started
-            return time.perf_counter()
-    for device in devices if devices[0].type == "cuda" else ():
-        backend.synchronize(device)
-    return time.perf_counter()
