@@ -27,7 +27,7 @@ def micro_profile(
         (3, 8)
 
     Args:
-        profile: of the whole batch.
+        profile: of the whole batch, or of the largest of its parts.
         micro_batches: how many there are.
         schedule: in which they run.
         accumulated: whether each is a whole batch, and a step adds up their gradients.
@@ -37,12 +37,13 @@ def micro_profile(
     """
     if micro_batches == 1:
         return profile
-    if not accumulated and not profile.batch_size:
+    is_of_one = accumulated or profile.part_elements > 0
+    if not is_of_one and not profile.batch_size:
         raise ValueError(
             f"micro_batches={micro_batches} needs to know how many samples the batch has and what each takes: make the "
             f"profile with autobalance.profile(..., scalable=True), or Profile.from_costs(..., batch_size=...)"
         )
-    part = profile if accumulated else profile.scaled(-(-profile.batch_size // micro_batches))
+    part = profile if is_of_one else profile.scaled(-(-profile.batch_size // micro_batches))
     casts, sums = _of_last_step(part, part.timeline.casts), _of_last_step(part, dict(part.timeline.gradients))
     share = (micro_batches - 1) / micro_batches
     rows = (

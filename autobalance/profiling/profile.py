@@ -54,6 +54,8 @@ class Profile:
         larger: the timeline of larger batches, where they take another way through the step than this one.
         signature: names, types and shapes of the tensors of every batch that was traced.
         other_blocks, other_batch_size: the rows at another batch size, from which `scaled` interpolates rows.
+        part_elements: elements of the part of a batch that was traced, where parts have no number of samples that
+            could be scaled, and the profile is that of the largest; 0: the batch was traced as a whole.
         waits: blocks in whose forward, or after it, the host waits for a device; `ROOT`: before the first.
     """
 
@@ -76,6 +78,7 @@ class Profile:
     larger: tuple[Timeline, ...] = ()
     signature: str = ""
     waits: tuple[int, ...] = ()
+    part_elements: int = 0
 
     def __post_init__(self) -> None:
         check_profile(self)

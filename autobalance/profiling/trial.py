@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autobalance import compat
+from autobalance.execution.batches.host_parts import HostParts
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import Running
 from autobalance.placement.host_locator import HostLocator
@@ -32,12 +33,15 @@ class Batch:
         kind: "train", "validate", "test" or "predict".
         data: as the loader yields it, on the host.
         loader: index of the loader among those of its kind.
+        in_parts: the same batch in parts, where only its numbers tell what they are; None: they are made of its
+            tensors, or nothing is split.
     """
 
     name: str
     kind: str
     data: Any
     loader: int = 0
+    in_parts: HostParts | None = None
 
 
 class Trial(Protocol):

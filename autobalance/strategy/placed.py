@@ -15,19 +15,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autobalance.blocks import find_blocks
+from autobalance.execution.batches.splitting import Parts
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.running import running_of
 from autobalance.execution.savings.host_optimizer import host_parameters, on_host
 from autobalance.execution.savings.savings import homes_of, install_savings, pin_streamed
 from autobalance.execution.seeds import SeededVisits
 from autobalance.partitioning.plan import Plan
+from autobalance.placement.contents import elements_in
 from autobalance.placement.hooks import Remove, replace_method, run_method
 from autobalance.placement.install import Installed, install
 from autobalance.placement.locate import DeviceLocator
 from autobalance.placement.materialize import materialize
 from autobalance.placement.pairs import check_pairs
 from autobalance.placement.place import place
-from autobalance.strategy.planning.loaders import elements_in
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Placed:
     _savings: list[Remove] = field(default_factory=list)
     _buffers: list[tuple[nn.Module, str, torch.device]] = field(default_factory=list)
     _has_warned: bool = False
+    _has_warned_of_parts: bool = False
     _trainable: frozenset[str] | None = None
     _warned_of: frozenset[str] = frozenset()
 
@@ -145,6 +147,23 @@ class Placed:
             f"This batch has {elements:,} elements, but the plan was made for batches of up to {self.elements:,} "
             f"({self.plan.batch}): a step may need more memory than planned. Plan for the largest batch: "
             f"SelfBalanceStrategy(worst_batch=batch), or worst_batch='scan:200' to look for it.",
+            stacklevel=2,
+        )
+
+    def check_parts(self, parts: Parts) -> None:
+        """Warn, once, about a part of a batch that is larger than those the plan was made for.
+
+        Args:
+            parts: of one batch; where the plan knows parts of any size, there is nothing to warn about.
+        """
+        planned = 0 if self.plan.profile is None else self.plan.profile.part_elements
+        if self._has_warned_of_parts or not planned or (there := max(map(elements_in, parts.batches))) <= planned:
+            return
+        self._has_warned_of_parts = True
+        warnings.warn(
+            f"A part of this batch has {there:,} elements, but the plan was made for parts of up to {planned:,}: a "
+            f"step may need more memory than planned. Let `split_batch` make parts of more even sizes, or plan for "
+            f"the batch with the largest part: SelfBalanceStrategy(worst_batch=batch).",
             stacklevel=2,
         )
 

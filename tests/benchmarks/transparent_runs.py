@@ -23,8 +23,8 @@ from autobalance.partitioning.plan import Plan
 from autobalance.placement.pairs import check_pairs
 from autobalance.profiling.profiler import Profiler
 from autobalance.simulated import simulate
-from autobalance.strategy.planning import best_plan
-from autobalance.strategy.planning.best_plan import searched
+from autobalance.strategy.planning import best_plan, checked
+from autobalance.strategy.planning.checked import searched
 from tests.models import loader
 from tests.random_models import Recipe, draw_recipe, fields_of
 
@@ -180,7 +180,7 @@ def run_split(case: Case, package: str = "lightning.pytorch", steps: int = STEPS
     """
     options = {"schedule": case.schedule, "micro_batches": case.micro_batches}
     if case.budget is None:
-        with mock.patch.object(best_plan, "searched", lambda *asked: case.imposed(searched(*asked))):
+        with mock.patch.object(checked, "searched", lambda *asked: case.imposed(searched(*asked))):
             return fit(case.recipe, package, case.devices, steps, pin=case.pins, recompute=False, **options)
     (whole,) = fit(case.recipe, package, 1, 1, **options, recompute=False).peaks
     for more in range(20):  # the largest block may need more than its share

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from autobalance import SelfBalance, simulate
+from autobalance.execution.batches.by_hook import sizes_of
 from autobalance.execution.batches.sample_layout import UnsplittableBatchError, layout_of, samples_of
-from autobalance.execution.batches.splitting import part_sizes, parts_of, sizes_of, split, weights
+from autobalance.execution.batches.splitting import part_sizes, parts_of, split, weights
 
 Pair = namedtuple("Pair", ["x", "y"])
 

@@ -106,7 +106,5 @@ def test_a_batch_whose_samples_are_not_known_is_planned_as_a_whole(
     assert not found.is_scalable
     assert found.notes[-1] == (
         "bytes as a function of the batch are not known: tensors of the batch have different first dimensions (3, 8), "
-        "so how many samples it has is not known. What parts of such a batch take, as `split_batch` or packed "
-        "sequences make them, cannot be planned; micro_batches='accumulate' takes the batches of "
-        "`accumulate_grad_batches` as they are"
+        "so how many samples it has is not known"
     )

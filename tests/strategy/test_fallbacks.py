@@ -170,13 +170,13 @@ def test_more_parts_than_samples_take_batches_whole(
 def test_an_error_of_the_planner_is_not_told_as_one_of_the_step(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autobalance.strategy.planning import best_plan
+    from autobalance.strategy.planning import checked
     from autobalance.strategy.registration import strategy_class
 
     def broken(*asked: Any, **options: Any) -> None:
         raise ValueError("event 3: storage 5 dies while it is not alive")
 
-    monkeypatch.setattr(best_plan, "search", broken)
+    monkeypatch.setattr(checked, "search", broken)
     strategy = strategy_class((lightning.__name__,))(micro_batches=8, schedule="1f1b")
     with pytest.raises(ValueError, match="storage 5 dies while it is not alive"):
         trainer(strategy=strategy).fit(make(lightning, Paired()), loader())

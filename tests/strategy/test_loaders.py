@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 import autobalance
+from autobalance.placement.contents import elements_in
 from autobalance.strategy.options import Options
-from autobalance.strategy.planning.loaders import describe, elements_in, sample_batches
+from autobalance.strategy.planning.loaders import describe, sample_batches
 from autobalance.strategy.planning.undisturbed import undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")

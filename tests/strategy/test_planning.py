@@ -22,7 +22,8 @@ from autobalance.profiling.profiler import Forecast
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
 from autobalance.strategy.planning import planning
-from autobalance.strategy.planning.best_plan import ATTEMPTS, checked_plan, planned_devices
+from autobalance.strategy.planning.best_plan import planned_devices
+from autobalance.strategy.planning.checked import ATTEMPTS, checked_plan
 
 
 class Trials:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+from torch.nn.utils.rnn import PackedSequence
 
+from autobalance.execution.batches.by_hook import parts_by_hook, sizes_of
+from autobalance.execution.batches.packed import sequences_between
 from autobalance.execution.batches.sample_layout import (
     Layout,
     UnsplittableBatchError,
@@ -23,7 +25,6 @@ from autobalance.execution.batches.sample_layout import (
 from autobalance.placement.host_locator import HostLocator
 from autobalance.placement.locate import Place
 from autobalance.placement.move import Mover
-from autobalance.profiling.batches import samples_in
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,13 @@ class Parts:
         batches: the parts, in the order of their samples.
         sizes: samples of each.
         weights: by which the loss of each counts; they add up to 1.
+        is_by_hook: whether the user's `split_batch` has made them.
     """
 
     batches: Sequence[Any]
     sizes: Sequence[int]
     weights: Sequence[float | Tensor]
+    is_by_hook: bool = False
 
 
 def split(batch: Any, count: int, batch_size: int | None = None, layout: Layout | None = None) -> list[Any]:
@@ -123,41 +126,17 @@ def parts_of(
         fewest: samples that a part needs; there are fewer parts where a batch has not as many.
 
     Raises:
-        UnsplittableBatchError: the batch cannot be split, or `split_batch` gives no parts.
+        UnsplittableBatchError: the batch cannot be split, or what `split_batch` gives is not the batch in parts.
     """
-    batches = _by_hook(module, batch, count)
-    if batches is None:
-        layout = layout_of(batch, batch_size) if layout is None else layout
-        samples = samples_of(batch, layout)
-        count = min(count, max(1, samples // fewest))
-        batches = split(batch, count, layout=layout)
-        sizes = part_sizes(samples, count)
-    else:
+    batches, weight = parts_by_hook(module, batch, count), getattr(module, "loss_weight", None)
+    if batches is not None:
         sizes = sizes_of(batches)
-    return Parts(batches, sizes, weights(batches, sizes, getattr(module, "loss_weight", None)))
-
-
-def sizes_of(batches: Sequence[Any]) -> list[int]:
-    """Samples of parts that the user has made.
-
-    Example:
-        >>> sizes_of([torch.zeros(3, 2), torch.zeros(2, 2)])
-        [3, 2]
-
-    Args:
-        batches: tensors in any nesting, or objects that say their number of samples as `num_graphs`.
-
-    Returns:
-        The sizes; 1 for each part if they cannot be told, so that all count alike.
-    """
-    sizes = []
-    for batch in batches:
-        graphs = getattr(batch, "num_graphs", None)
-        try:
-            sizes.append(graphs if isinstance(graphs, int) else samples_in(batch))
-        except ValueError:
-            return [1] * len(batches)
-    return sizes
+        return Parts(batches, sizes, weights(batches, sizes, weight), is_by_hook=True)
+    layout = layout_of(batch, batch_size) if layout is None else layout
+    samples = samples_of(batch, layout)
+    count = min(count, max(1, samples // fewest))
+    batches, sizes = split(batch, count, layout=layout), part_sizes(samples, count)
+    return Parts(batches, sizes, weights(batches, sizes, weight))
 
 
 def weights(
@@ -195,20 +174,6 @@ def weights(
             f"`loss_weight` gives {amounts} for the parts of a batch: together they weigh nothing"
         )
     return [amount / total for amount in amounts]
-
-
-def _by_hook(module: Any, batch: Any, count: int) -> list[Any] | None:
-    hook = getattr(module, "split_batch", None)
-    made = hook(batch, count) if callable(hook) else None
-    if made is None:
-        return None
-    if not isinstance(made, (list, tuple)) or not made:
-        raise UnsplittableBatchError(
-            f"`split_batch` of {type(module).__name__} gives {type(made).__name__} "
-            f"{'without parts' if isinstance(made, (list, tuple)) else 'instead of a list of parts'}: it is asked for "
-            f"up to {count}, each like a batch"
-        )
-    return list(made)
 
 
 class _Cutter(Mover):
@@ -250,7 +215,7 @@ class _Ranges(HostLocator):
     def cut(self, value: Any) -> Any:
         """The range of a value's samples."""
         if isinstance(value, PackedSequence):
-            return _packed(value, self._start, self._stop)
+            return sequences_between(value, self._start, self._stop)
         if isinstance(value, Tensor):
             return _narrowed(value, self._dims[id(value)], self._start, self._stop - self._start)
         if isinstance(value, np.ndarray):
@@ -265,8 +230,3 @@ def _narrowed(tensor: Tensor, dim: int, start: int, size: int) -> Tensor:
     # a change of all, and refuse the backward of the others.
     own = tensor if tensor.requires_grad else tensor.data
     return own.narrow(dim, start, size)
-
-
-def _packed(sequence: PackedSequence, start: int, stop: int) -> PackedSequence:
-    samples = unpack_sequence(sequence)[start:stop]
-    return pack_sequence(samples, enforce_sorted=sequence.sorted_indices is None)

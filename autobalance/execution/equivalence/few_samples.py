@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from autobalance.execution.batches.by_hook import parts_by_hook, samples_told_by
 from autobalance.execution.batches.sample_layout import Layout, UnsplittableBatchError, layout_of, leaves_in, samples_of
-from autobalance.execution.batches.splitting import Parts, parts_of, samples_between, sizes_of
+from autobalance.execution.batches.splitting import Parts, parts_of, samples_between
+from autobalance.placement.contents import elements_in
 
 MOST = 5
 """Samples: as 3 and 2, of different sizes, so that a mean and a sum of means differ."""
@@ -45,7 +48,9 @@ class FewSamples:
         return f"{sum(self.sizes)} samples at once and {self.apart}"
 
 
-def few_samples(module: Any, batch: Any, layout: Layout | None = None, most: int = MOST) -> FewSamples | None:
+def few_samples(
+    module: Any, batch: Any, layout: Layout | None = None, most: int = MOST, count: int | None = None
+) -> FewSamples | None:
     """Some samples of a batch; of the first few slices, one in which samples have different numbers of ignored targets.
 
     Example:
@@ -57,6 +62,7 @@ def few_samples(module: Any, batch: Any, layout: Layout | None = None, most: int
         batch: what a step is given.
         layout: where the samples are.
         most: how many samples are wanted; fewer if there are fewer.
+        count: into how many parts the run splits the batch; None: nothing is said about its parts.
 
     Returns:
         The samples; None if the batch has only one.
@@ -64,8 +70,14 @@ def few_samples(module: Any, batch: Any, layout: Layout | None = None, most: int
     Raises:
         UnsplittableBatchError: the batch cannot be split.
     """
-    found = [_halved(module, some, layout) for some in slices(module, batch, layout, most)]
-    return max((few for few in found if few is not None), key=_tells, default=None)
+
+    def found() -> Iterator[FewSamples]:
+        halved = (_halved(module, some, layout) for some in slices(module, batch, layout, most, count))
+        return (few for few in halved if few is not None)
+
+    # Made again, so that none is held beside another: not all are views of the batch.
+    told = [_tells(few) for few in found()]
+    return next(islice(found(), told.index(max(told)), None)) if told else None
 
 
 def counts_in(parts: Sequence[Any], sizes: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
@@ -109,29 +121,68 @@ def _named_tensors(part: Any, size: int) -> dict[str, Tensor]:
     return {leaf.name: leaf.value for leaf in found if isinstance(leaf.value, Tensor)}
 
 
-def slices(module: Any, batch: Any, layout: Layout | None, most: int) -> Iterator[Any]:
-    """Samples of a batch that stand one after the other, from its begin on.
+def slices(module: Any, batch: Any, layout: Layout | None, most: int, count: int | None = None) -> Iterator[Any]:
+    """Samples of a batch that stand one after the other, from its begin on, or as the user's `split_batch` gives them.
+
+    None has more elements than a part of the run, if there is one that has as few. Each is made when it is asked for:
+    not all are views of the batch.
 
     Example:
         >>> [len(some) for some in slices(module, torch.zeros(8, 3), None, 2)]
         [2, 2, 2, 2]
 
     Args:
-        module, batch, layout: as for `few_samples`.
-        most: how many samples each has at most.
+        module, batch, layout, count: as for `few_samples`.
+        most: how many samples each has at most, where they can be counted.
     """
-    hook = getattr(module, "split_batch", None)
-    if callable(hook) and hook(batch, 2) is not None:
-        samples = sizes_of([batch])[0]
-        yield from parts_of(module, batch, -(-samples // most)).batches[:_SLICES]
+    made = _slices_by_hook(module, batch, most, count)
+    if made is not None:
+        while made:
+            yield made.pop(0)
         return
-    layout = layout_of(batch) if layout is None else layout
+    found = _slices_along(batch, layout_of(batch) if layout is None else layout, most)
+    if count is None:
+        yield from found
+        return
+    limit = max(map(elements_in, parts_of(module, batch, count, layout=layout).batches))
+    yield from _up_to(limit, found)
+
+
+def _up_to(limit: int, found: Iterator[Any]) -> Iterator[Any]:
+    """Those with at most so many elements; the smallest if there are none."""
+    smallest, are_any = None, False
+    for some in found:
+        if elements_in(some) <= limit:
+            are_any = True
+            yield some
+        elif smallest is None or elements_in(some) < elements_in(smallest):
+            smallest = some
+    if not are_any:
+        yield smallest
+
+
+def _slices_along(batch: Any, layout: Layout, most: int) -> Iterator[Any]:
     samples = samples_of(batch, layout)
     size = min(most, samples)
     size -= size > 2 and size % 2 == 0  # in parts of different sizes
     starts = [*range(0, samples - size, size), samples - size]
     for start in starts[:_SLICES]:
         yield samples_between(batch, start, start + size, layout)
+
+
+def _slices_by_hook(module: Any, batch: Any, most: int, count: int | None) -> list[Any] | None:
+    """Samples as `split_batch` gives them: of one part of the run, or two such parts where none can be split."""
+    parts = parts_by_hook(module, batch, 1 if count is None else count)
+    if parts is None:
+        return None
+    largest_first = sorted(parts, key=elements_in, reverse=True)
+    some = next((part for part in largest_first if len(parts_by_hook(module, part, 2) or ()) > 1), None)
+    if some is None:
+        pairs = parts_by_hook(module, batch, -(-len(parts) // 2)) or []
+        return [min(pairs, key=elements_in)]
+    del parts, largest_first
+    samples = samples_told_by(some)
+    return [some] if samples is None or samples <= most else parts_by_hook(module, some, -(-samples // most))
 
 
 def _halved(module: Any, some: Any, layout: Layout | None) -> FewSamples | None:

@@ -48,6 +48,7 @@ class MicroBatchedSteps:
         glue: the context for the user's code.
         count: into how many parts a batch is split, as far as it has samples.
         defers_norms: whether batch norms' running statistics are to be those of the full batch.
+        look: told of the parts of every batch before they run.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class MicroBatchedSteps:
         glue: Callable[[], AbstractContextManager[None]],
         count: int,
         defers_norms: bool = False,
+        look: Callable[[Parts], None] = lambda parts: None,
     ) -> None:
         self._trainer = trainer
         self._pipeline = pipeline
         self._count = count
         self._glue = glue
+        self._look = look
         self._checked: dict[tuple[Any, ...], _Checked] = {}
         self._backwards: InnerBackwards | None = None
         self._norms = install_deferred(trainer.lightning_module) if defers_norms else None
@@ -96,10 +99,11 @@ class MicroBatchedSteps:
         Returns:
             What the step would return for the full batch.
         """
-        parts, run = self._parts(batch, trains=True), self._run(step, others)
+        checked, run = self._check(step, batch, others), self._run(step, others)
+        parts = self._parts(batch, trains=True)
         if len(parts.sizes) < 2:
             return run(batch)
-        checked = self._check(step, batch, others)
+        self._look(parts)
         if skips_backward(self._trainer):
             return checked.steps.evaluate(
                 parts, lambda part: without_graph(run(part)), **checked.rules, seed=step_seed()
@@ -129,12 +133,11 @@ class MicroBatchedSteps:
         Returns:
             What the step would return for the full batch, in the order of its samples.
         """
-        parts, run = self._parts(batch), self._run(step, others)
-        if len(parts.sizes) < 2:
+        checked, run = self._check(step, batch, others), self._run(step, others)
+        parts = self._parts(batch) if checked.verdict.ok else None
+        if parts is None or len(parts.sizes) < 2:
             return run(batch)
-        checked = self._check(step, batch, others)
-        if not checked.verdict.ok:
-            return run(batch)
+        self._look(parts)
         return checked.steps.evaluate(parts, run, **checked.rules)
 
     def is_prepared(self, batch: Any) -> bool:
@@ -157,13 +160,6 @@ class MicroBatchedSteps:
 
         return run
 
-    def _samples_at_once(self, batch: Any) -> int:
-        """One less than a micro-batch has, for what the test itself holds.
-
-        Of others in flight, stages hold little where blocks run again or offload.
-        """
-        return max(self._parts(batch, self._trainer.training).sizes) - 1
-
     def _has_room(self) -> bool:
         strategy = self._trainer.strategy
         return has_room_for_two(strategy.plan, strategy.parallel_devices)
@@ -172,20 +168,34 @@ class MicroBatchedSteps:
         # The loaders of one hook may give batches of different kinds: the index comes after that of the batch.
         key = step.__name__, *others[1:]
         if key not in self._checked:
-            trainer = self._trainer
+            trainer, logs = self._trainer, RecordedLogs(self._trainer.lightning_module)
+            steps = PipelinedSteps(self._pipeline, logs)
+            sizes = self._parts(batch, trainer.training).sizes
+            if len(sizes) < 2:  # which says nothing about the next one
+                return _Checked(steps, Verdict(True))
             found = hooks_after_accumulation(trainer.lightning_module) if trainer.training else None
             if found is not None:  # set since the plan was made
                 verdict = Verdict(False, found)
             else:
-                most = self._samples_at_once(batch)
+                # One less than a micro-batch has, for what the test itself holds. Of others in flight, stages hold
+                # little where blocks run again or offload.
+                most = max(sizes) - 1
                 with Toggled(trainer.lightning_module) as toggled:
-                    verdict = verdict_on(trainer, step, batch, others, self._glue, most=most, has_room=self._has_room)
+                    verdict = verdict_on(
+                        trainer,
+                        step,
+                        batch,
+                        others,
+                        self._glue,
+                        most=most,
+                        has_room=self._has_room,
+                        count=self._count,
+                    )
                 if verdict.ok and trainer.training and (reason := toggled.against(trainer.strategy.plan.schedule)):
                     verdict = Verdict(False, reason)
             if verdict.note:
                 tell(trainer, verdict.note)
-            logs = RecordedLogs(trainer.lightning_module)
-            self._checked[key] = _Checked(PipelinedSteps(self._pipeline, logs), verdict)
+            self._checked[key] = _Checked(steps, verdict)
             if not verdict.ok and step.__name__ != "training_step":
                 tell(trainer, f"`{step.__name__}` runs on whole batches: {verdict.reason}")
         return self._checked[key]

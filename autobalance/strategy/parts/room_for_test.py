@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from autobalance.execution.equivalence.few_samples import slices
 from autobalance.partitioning.plan import Plan
 
 FEWEST = 2
@@ -32,13 +31,12 @@ def has_room_for_two(plan: Plan, devices: Sequence[torch.device]) -> bool:
     return True
 
 
-def run_forward_of_two(module: Any, batch: Any, step: Callable[[Any], Any]) -> None:
-    """Run a step's forward on two samples without a graph, for a trial to see what a test of it needs.
+def run_forward(step: Callable[[Any], Any], few: Any) -> None:
+    """Run a step's forward on a few samples without a graph, for a trial to see what a test of it needs.
 
     Args:
-        module: whose step it is.
-        batch: of which the samples are.
         step: runs it; one that asks for gradients itself fails, as it does in the test.
+        few: the samples.
     """
     with torch.no_grad(), suppress(RuntimeError):
-        step(next(slices(module, batch, None, FEWEST)))
+        step(few)

@@ -40,6 +40,7 @@ def verdict_on(
     layout: Layout | None = None,
     most: int = MOST,
     has_room: Callable[[], bool] = lambda: False,
+    count: int | None = None,
 ) -> Verdict:
     """Whether the Trainer's present step may run on parts of a batch.
 
@@ -60,16 +61,17 @@ def verdict_on(
         most: how many samples at once the plan has memory for.
         has_room: asked after a backward of one sample, if that is all: whether two fit as well. If not, they are
             run without a graph, which holds less than one with it, and gradients are not compared.
+        count: into how many parts the run splits the batch.
 
     Returns:
         The verdict; of a batch of one sample, that it may.
     """
     test = _Test(trainer, step, others, glue)
     if trainer.training and most < FEWEST:
-        return _on_single_samples(test, few_samples(trainer.lightning_module, batch, layout, FEWEST), has_room)
+        return _on_single_samples(test, few_samples(trainer.lightning_module, batch, layout, FEWEST, count), has_room)
     verdict = Verdict(True)
     for samples in (min(MOST, max(most, FEWEST)), FEWEST):
-        few = few_samples(trainer.lightning_module, batch, layout, samples)
+        few = few_samples(trainer.lightning_module, batch, layout, samples, count)
         if few is None:
             return verdict
         verdict = test.on(few)

@@ -73,4 +73,4 @@ def steps_in_parts(trainer: Any, placed: Placed, glue: Glue, batch_norm: str) ->
     defers = batch_norm == "deferred" and trainer.state.fn == "fit"
     if defers and (said := on_deferred(trainer.lightning_module)):
         tell(trainer, said)
-    return MicroBatchedSteps(trainer, pipeline, glue, placed.plan.micro_batches, defers)
+    return MicroBatchedSteps(trainer, pipeline, glue, placed.plan.micro_batches, defers, placed.check_parts)

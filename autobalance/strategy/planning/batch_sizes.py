@@ -31,7 +31,7 @@ def for_any_batch(profiler: Profiler, profile: Profile) -> Profile:
     try:
         samples = samples_in(first.data)
     except ValueError as error:
-        return unscaled(profile, f"{error}. {_AS_THEY_ARE}")
+        return unscaled(profile, str(error))
 
     def known(*, others_grow: bool) -> Profile:
         def profile_at(size: int) -> Profile:
@@ -47,9 +47,3 @@ def for_any_batch(profiler: Profiler, profile: Profile) -> Profile:
 def _times(batch: Batch, factor: int) -> Batch:
     """A batch with several times its samples."""
     return replace(batch, data=with_samples(batch.data, factor * samples_in(batch.data)))
-
-
-_AS_THEY_ARE = (
-    "What parts of such a batch take, as `split_batch` or packed sequences make them, cannot be planned; "
-    "micro_batches='accumulate' takes the batches of `accumulate_grad_batches` as they are"
-)

@@ -16,28 +16,26 @@ from autobalance.blocks import find_blocks
 from autobalance.devices.detect import detect_devices
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
+from autobalance.execution.batches.by_hook import parts_by_hook
 from autobalance.execution.batches.merging import UnmergeableError
 from autobalance.execution.batches.sample_layout import UnsplittableBatchError
-from autobalance.execution.running import running_of
 from autobalance.kernels.present import present_gpu
 from autobalance.kernels.target import find_target
 from autobalance.partitioning.plan import Plan
-from autobalance.partitioning.search import plan as search
 from autobalance.partitioning.times import launch_seconds
 from autobalance.profiling.profile import Profile
-from autobalance.profiling.profiler import Forecast, Profiler
+from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.trial import Batch
 from autobalance.report.progress import ProgressBar
 from autobalance.simulated import device_at
 from autobalance.strategy.options import Options
 from autobalance.strategy.parts.splittable import in_words
 from autobalance.strategy.planning.batch_sizes import for_any_batch
+from autobalance.strategy.planning.checked import checked_plan, searched
+from autobalance.strategy.planning.ragged import on_host, plan_in_parts
 from autobalance.strategy.planning.ways import Way, choice_for
 from autobalance.strategy.summary import tell
 from autobalance.strategy.trials.trial import STEPS, LightningTrial
-from autobalance.units import format_size
-
-ATTEMPTS = 8  # plans that are traced before giving up; one is enough unless budgets are tight to the last kilobyte
 
 
 def best_plan(
@@ -78,12 +76,13 @@ def best_plan(
         profile, targets = profiler.profile(), targets or planned_devices(devices)
         if not batches or not options.may_split or not _gains_by_micro_batches(profile, targets, options):
             return checked_plan(profiler, profile, targets, options)
-        choice = choice_for(trainer, options, batches[0].data, len(targets), trial)
+        whole = on_host(trainer, batches[0])
+        choice = choice_for(trainer, options, whole, len(targets), trial)
         if choice.way is Way.WINDOW:
             return _plan_for_windows(profiler, trial, profile, targets, options)
         found: Plan | str = choice.why
         if choice.way is Way.PARTS:
-            found = _plan_for_parts(profiler, for_any_batch(profiler, profile), targets, options)
+            found = _plan_for_parts(trainer, profiler, profile, whole, targets, options)
         if isinstance(found, Plan):
             return found
         tell(trainer, found)
@@ -102,14 +101,22 @@ def _gains_by_micro_batches(profile: Profile, devices: Sequence[Device], options
     return options.policy == "auto" and whole.step_time > 2 * launch_seconds(profile, devices)
 
 
-def _plan_for_parts(profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options) -> Plan | str:
+def _plan_for_parts(
+    trainer: Any, profiler: Profiler, profile: Profile, whole: Any, devices: Sequence[Device], options: Options
+) -> Plan | str:
     """The best plan that splits batches where that is better, or why none can be made, in words."""
-    if not profile.is_scalable:
-        return in_words([profile.notes[-1]])
-    if isinstance(options.micro_batches, int) and options.micro_batches > profile.batch_size:
-        return in_words([f"{options.micro_batches} parts are more than the {profile.batch_size} samples of a batch"])
     try:
-        return checked_plan(profiler, profile, devices, options)
+        is_by_hook = parts_by_hook(trainer.lightning_module, whole, 2) is not None
+        scaled = profile if is_by_hook else for_any_batch(profiler, profile)
+        if not scaled.is_scalable and scaled.batch_size:  # its samples are coupled, or few of them take another way
+            return in_words([scaled.notes[-1]])
+        if not scaled.is_scalable:
+            found = plan_in_parts(trainer, profiler, profile, devices, options)
+            return found if isinstance(found, Plan) else in_words([found])
+        asked = options.micro_batches
+        if isinstance(asked, int) and asked > scaled.batch_size:
+            return in_words([f"{asked} parts are more than the {scaled.batch_size} samples of a batch"])
+        return checked_plan(profiler, scaled, devices, options)
     except InfeasiblePlanError:
         raise
     except Exception as error:  # whatever the user's step raises where a part has few samples
@@ -157,84 +164,6 @@ def _whole_time(profile: Profile, devices: Sequence[Device], options: Options) -
         return math.inf
 
 
-def checked_plan(
-    profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options, window: int = 0
-) -> Plan:
-    """Search until the trace with the placement installed keeps every budget.
-
-    The search scores by replay; what it does not see (a copy that two blocks could share, say) is found by the trace,
-    and held against the budgets of the next search.
-
-    Args:
-        profiler: traces placements.
-        profile: what the blocks cost.
-        devices: what there is.
-        options: how to plan.
-        window: batches that one step takes as its micro-batches; 0: as the options say.
-
-    Raises:
-        InfeasiblePlanError: if no plan fits, or none of the plans that the search found does when installed.
-    """
-    excess = [0] * len(devices)
-    for _ in range(ATTEMPTS):
-        plan = searched(profile, devices, options, excess, window)
-        found = forecast(profiler, plan)
-        peaks = [device.peak for device in found]
-        if all(peak <= budget for peak, budget in zip(peaks, plan.budgets, strict=True)):
-            return plan.with_peaks(peaks, [_highest(plan, found)])
-        excess = [
-            max(before, peak - replayed) for before, peak, replayed in zip(excess, peaks, plan.peaks, strict=True)
-        ]
-    raise _never_fits(plan, peaks)
-
-
-def searched(
-    profile: Profile,
-    devices: Sequence[Device],
-    options: Options,
-    excess: Sequence[int] | None = None,
-    window: int = 0,
-) -> Plan:
-    """The best plan by the replay of the profile, not traced with its placement installed yet.
-
-    Args:
-        profile: what the blocks cost.
-        devices: what there is.
-        options: how to plan.
-        excess: bytes by which each device is known to stand above the replay.
-        window: as for `checked_plan`.
-
-    Raises:
-        InfeasiblePlanError: if no plan fits.
-    """
-    return search(
-        profile,
-        list(devices),
-        policy=options.policy,
-        micro_batches=window or options.micro_batches,
-        schedule=options.schedule,
-        max_memory=options.max_memory,
-        reserve=options.reserve,
-        pin=options.pin,
-        recompute=options.recompute,
-        offload=options.offload,
-        excess=excess,
-        accumulated=window > 0,
-    )
-
-
-def forecast(profiler: Profiler, plan: Plan) -> list[Forecast]:
-    """Peaks of a plan, traced with its placement installed.
-
-    Args:
-        profiler: traces placements.
-        plan: the plan.
-    """
-    return profiler.forecast(
-        plan.block_names, plan.assignment, plan.loose_map, plan.root, len(plan.devices), running_of(plan)
-    )
-
-
 def planned_devices(devices: Sequence[torch.device]) -> list[Device]:
     """What the Trainer's devices can hold now.
 
@@ -260,24 +189,3 @@ def planned_devices(devices: Sequence[torch.device]) -> list[Device]:
         )
         for one, device, bytes_free in zip(configured, devices, free, strict=True)
     ]
-
-
-def _highest(plan: Plan, found: Sequence[Forecast]) -> str:
-    uses = [device.peak / max(1, budget) for device, budget in zip(found, plan.budgets, strict=True)]
-    fullest = max(range(len(uses)), key=uses.__getitem__)
-    return f"the highest use is reached in: {found[fullest].phase} ({plan.devices[fullest].name})"
-
-
-def _never_fits(plan: Plan, peaks: Sequence[int]) -> InfeasiblePlanError:
-    lines = [
-        f"  {device.name}: need {format_size(peak)}, budget {format_size(budget)}, "
-        f"short of {format_size(max(0, peak - budget))}"
-        for device, peak, budget in zip(plan.devices, peaks, plan.budgets, strict=True)
-    ]
-    return InfeasiblePlanError(
-        f"none of the {ATTEMPTS} best plans keeps its budgets when its placement is traced; the last one:\n"
-        + "\n".join(lines)
-        + "\nA smaller batch, more devices or a few more kilobytes of budget will help.",
-        need=tuple(peaks),
-        budget=plan.budgets,
-    )

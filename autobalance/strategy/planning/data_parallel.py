@@ -28,6 +28,8 @@ def faster_with_ddp(plan: Plan) -> str | None:
     profile = plan.profile
     if profile is None or not profile.training or len(plan.devices) < 2 or not plan.step_time or plan.accumulated:
         return None
+    if profile.part_elements:  # what the whole batch takes is not in it
+        return None
     if profile.peak() > min(plan.budgets):
         return None
     here = plan.step_time + max(optimizer_seconds(profile, plan.assignment, plan.devices))

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from autobalance.compat import fresh_iterator, gives_one_after_the_other, request_loaders
-from autobalance.placement.contents import tensors_in
+from autobalance.placement.contents import elements_in, tensors_in
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.planning.undisturbed import undisturbed
@@ -38,11 +38,6 @@ def sample_batches(trainer: Any, options: Options, again: bool = False) -> tuple
     for stage in stages:
         samples += _sample_stage(trainer, stage, options, again)
     return tuple(samples)
-
-
-def elements_in(batch: Any) -> int:
-    """Elements of all tensors in `batch`, each counted once, in any nesting of containers, dataclasses and objects."""
-    return sum(tensor.numel() for tensor in tensors_in(batch, in_objects=True))
 
 
 def describe(batch: Any) -> str:

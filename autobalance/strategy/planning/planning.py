@@ -21,11 +21,12 @@ from autobalance.partitioning.agreement import (
 )
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.agreement import memory_of, weights_held
+from autobalance.placement.contents import elements_in
 from autobalance.profiling.signature import signature_of
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
 from autobalance.strategy.planning.best_plan import best_plan
-from autobalance.strategy.planning.loaders import elements_in, sample_batches
+from autobalance.strategy.planning.loaders import sample_batches
 from autobalance.strategy.planning.undisturbed import undisturbed
 
 

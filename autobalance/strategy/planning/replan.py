@@ -12,12 +12,12 @@ from torch import Tensor
 
 from autobalance.compat import data_owners, loader_attachment_kept, logged_tensors, storage_key
 from autobalance.devices.device import Device
-from autobalance.placement.contents import tensors_in
+from autobalance.placement.contents import elements_in, tensors_in
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.placed import Placed
 from autobalance.strategy.planning.best_plan import best_plan, planned_devices
-from autobalance.strategy.planning.loaders import describe, elements_in, sample_batches
+from autobalance.strategy.planning.loaders import describe, sample_batches
 from autobalance.strategy.planning.undisturbed import undisturbed
 from autobalance.strategy.recovery.shortage import memory_allocated
 from autobalance.strategy.trials.metrics import is_metric

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.plan import Plan
-from autobalance.placement.contents import tensors_in
-from autobalance.strategy.planning.loaders import elements_in
+from autobalance.placement.contents import elements_in, tensors_in
 from autobalance.strategy.planning.plan_changes import changes
 from autobalance.strategy.planning.replan import Learned
 from autobalance.strategy.registration import lightning_root, overrides

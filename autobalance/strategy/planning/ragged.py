@@ -1,0 +1,179 @@
+"""Plans for batches whose parts only the user's `split_batch`, or the batch itself, tells: graphs, packed sequences.
+
+How many bytes a part takes follows from no number of samples, so the parts themselves are profiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autobalance.compat import is_batch_norm, transferred_batch
+from autobalance.devices.device import Device
+from autobalance.errors import InfeasiblePlanError
+from autobalance.execution.batch_norm import FEWEST_SAMPLES
+from autobalance.execution.batches.host_parts import HostParts
+from autobalance.execution.batches.splitting import parts_of
+from autobalance.execution.equivalence.few_samples import slices
+from autobalance.partitioning.chains.policies import NEARLY
+from autobalance.partitioning.plan import Plan
+from autobalance.placement.contents import elements_in
+from autobalance.profiling.profile import Profile
+from autobalance.profiling.profiler import Profiler
+from autobalance.profiling.trial import Batch
+from autobalance.strategy.options import Options
+from autobalance.strategy.parts.room_for_test import FEWEST
+from autobalance.strategy.planning.checked import checked_plan, searched
+from autobalance.strategy.summary import tell
+
+_MOST_PER_DEVICE = 8
+"""Parts beyond which none gain time, for each device."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to take batches: what traces them, the profile of what runs at once, and the best plan for it."""
+
+    profiler: Profiler
+    profile: Profile
+    options: Options
+    plan: Plan
+
+    @property
+    def is_timed(self) -> bool:
+        return self.plan.objective == "step time"
+
+
+def on_host(trainer: Any, batch: Batch) -> Any:
+    """A batch as a step is given it, but on the host: after the precision's casts and the user's hooks.
+
+    Args:
+        trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
+        batch: as the loader gives it.
+    """
+    data = trainer.precision_plugin.convert_input(batch.data)
+    return transferred_batch(trainer.lightning_module, data, torch.device("cpu"), batch.loader)
+
+
+def plan_in_parts(
+    trainer: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
+) -> Plan | str:
+    """The best plan for a batch of which only parts themselves tell what they take.
+
+    Args:
+        trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
+        profiler: of the run's batches.
+        profile: of the run's batches as they are.
+        devices: what there is.
+        options: how to plan.
+
+    Returns:
+        The plan; or why there is none with parts, in words.
+
+    Raises:
+        InfeasiblePlanError: if no plan fits.
+    """
+    asked = options.micro_batches
+    if isinstance(asked, int):
+        cut = _cut(trainer, profiler, asked)
+        made = _made(cut)
+        told = f"`split_batch` makes {made} part{'s' * (made != 1)} of the {cut.batches[0].name}, not {asked}"
+        if made == 1:
+            return told
+        if made < asked:
+            tell(trainer, f"{told}: this is how many micro-batches there are.")
+        part = _profile_of_part(cut)
+        return checked_plan(cut, part, devices, replace(options, micro_batches=made))
+    ways, refused = _ways(trainer, profiler, profile, devices, options)
+    for way in _best_first(ways):
+        try:
+            return checked_plan(way.profiler, way.profile, devices, way.options)
+        except InfeasiblePlanError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _ways(
+    trainer: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
+) -> tuple[list[_Way], InfeasiblePlanError | None]:
+    """Whole batches, and twice as many parts each time as long as that gains, with why the first did not fit."""
+    found: list[_Way] = []
+    refused: InfeasiblePlanError | None = None
+
+    def try_way(profiler: Profiler, profile: Profile, options: Options) -> None:
+        nonlocal refused
+        try:
+            found.append(_Way(profiler, profile, options, searched(profile, devices, options)))
+        except InfeasiblePlanError as error:
+            refused = refused or error
+
+    if options.schedule == "auto":
+        try_way(profiler, profile, options.whole)
+    made = 1
+    while not _is_enough(found, made, _MOST_PER_DEVICE * len(devices)):
+        cut = _cut(trainer, profiler, 2 * made)
+        if _made(cut) <= made:
+            break
+        made = _made(cut)
+        try_way(cut, _profile_of_part(cut), replace(options, micro_batches=made))
+    return found, refused
+
+
+def _is_enough(found: Sequence[_Way], made: int, most: int) -> bool:
+    """Whether more parts gain no time. Where nothing but memory is compared, the fewest that fit are best."""
+    if not found:
+        return False
+    *before, last = found
+    return not last.is_timed or made >= most or any(last.plan.value > way.plan.value for way in before)
+
+
+def _best_first(ways: Sequence[_Way]) -> list[_Way]:
+    """By time; of those that take nearly the least, the one first whose fullest device is least full."""
+    least = min((way.plan.value for way in ways), default=0.0)
+
+    def rank(way: _Way) -> tuple[bool, float]:
+        is_near = way.plan.value <= (1 + NEARLY) * least
+        return not is_near, max(way.plan.uses) if is_near else way.plan.value
+
+    return sorted(ways, key=rank)
+
+
+def _cut(trainer: Any, profiler: Profiler, count: int) -> Profiler:
+    """The same for batches in parts."""
+    return replace(profiler, batches=[_in_parts(trainer, batch, count) for batch in profiler.batches])
+
+
+def _made(cut: Profiler) -> int:
+    """Parts of the first batch, which may be fewer than were asked for."""
+    first = cut.batches[0].in_parts
+    assert first is not None
+    return len(first.parts.sizes)
+
+
+def _in_parts(trainer: Any, batch: Batch, count: int) -> Batch:
+    module, whole = trainer.lightning_module, on_host(trainer, batch)
+    defers = batch.kind == "train" and trainer.strategy.options.batch_norm == "deferred"
+    has_norms = defers and any(is_batch_norm(part) and part.training for part in module.modules())
+    parts = parts_of(module, whole, count, fewest=FEWEST_SAMPLES if has_norms else 1)
+    few = None
+    if max(parts.sizes) < FEWEST and len(parts.sizes) > 1:
+        few = max(slices(module, whole, None, FEWEST, count), key=elements_in)
+    return replace(batch, in_parts=HostParts(whole, parts, few))
+
+
+def _profile_of_part(cut: Profiler) -> Profile:
+    """What the largest parts take; its batch stays the whole."""
+    found = cut.profile()
+    first = cut.batches[0].in_parts
+    assert first is not None
+    most, whole = elements_in(first.largest), elements_in(first.whole)
+    note = (
+        f"a batch is split as it says itself, or `split_batch` does; planned for parts as large as the largest of "
+        f"{len(first.parts.sizes)}, which has {most:,} of {whole:,} elements"
+    )
+    largest = max(elements_in(batch.in_parts.largest) for batch in cut.batches if batch.in_parts is not None)
+    return replace(found, part_elements=max(1, largest), notes=(*found.notes, note))

@@ -1,0 +1,56 @@
+"""Send parts that were made on the host to a trial's device, where those that are views share memory as in the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autobalance.compat import storage_key
+from autobalance.placement.contents import tensors_in
+from autobalance.placement.move import Mover
+from autobalance.profiling.batches import InPartsLocator
+
+
+def sent(parts: Any, device: torch.device, whole: Any = None, moved: Any = None) -> Any:
+    """Parts of a batch on a device: what shares memory on the host does so there.
+
+    Example:
+        >>> sent(batch.split(2), device, batch, batch.to(device))[1].untyped_storage().nbytes()
+
+    Args:
+        parts: on the host.
+        device: of the trial.
+        whole: the batch on the host; None: parts stand for themselves.
+        moved: the same batch on the device.
+    """
+    return Mover(_SharingLocator(whole, moved), device).move(parts)
+
+
+class _SharingLocator(InPartsLocator):
+    """Sends each storage once; that of the whole batch is there already."""
+
+    def __init__(self, whole: Any, moved: Any) -> None:
+        super().__init__()
+        pairs = zip(tensors_in(whole, in_objects=True), tensors_in(moved, in_objects=True), strict=False)
+        self._there = {
+            storage_key(here.untyped_storage()): (here, there)
+            for here, there in pairs
+            if (here.shape, here.dtype, here.stride()) == (there.shape, there.dtype, there.stride())
+        }
+
+    def send(self, tensor: Tensor, place: Any) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return super().send(tensor, place)
+        key = storage_key(tensor.untyped_storage())
+        if key not in self._there:
+            items = tensor.untyped_storage().nbytes() // tensor.element_size()
+            own = tensor.detach().as_strided((items,), (1,), 0)
+            self._there[key] = own, super().send(own, place)
+        base, there = self._there[key]
+        if base.dtype is not tensor.dtype:
+            return super().send(tensor, place)
+        # As views that a batch is split into: a change of one is none of the others.
+        offset = there.storage_offset() + tensor.storage_offset() - base.storage_offset()
+        return there.data.as_strided(tensor.shape, tensor.stride(), offset).requires_grad_(tensor.requires_grad)

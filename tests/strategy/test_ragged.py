@@ -1,0 +1,252 @@
+"""Batches that have no number of samples a planner could scale, graphs and packed sequences, run in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import DataLoader
+
+from tests.strategy.split_runs import CLASSES, DEVICES, WIDTH, compare, fit_alone, fit_split, strategy_of
+
+pytestmark = pytest.mark.usefixtures("simulated")
+
+
+class Graphs:
+    """Graphs as one, as graph libraries collate them: nodes one after the other, edges between them, whose each is."""
+
+    def __init__(self, nodes: Tensor, edges: Tensor, graph_of: Tensor, labels: Tensor) -> None:
+        self.nodes, self.edges, self.graph_of, self.labels = nodes, edges, graph_of, labels
+
+    @classmethod
+    def of(cls, graphs: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Graphs:
+        starts = torch.tensor([0, *(len(nodes) for nodes, _, _ in graphs)]).cumsum(0)
+        return cls(
+            torch.cat([nodes for nodes, _, _ in graphs]),
+            torch.cat([edges + start for (_, edges, _), start in zip(graphs, starts, strict=False)], dim=1),
+            torch.cat([torch.full((len(nodes),), index) for index, (nodes, _, _) in enumerate(graphs)]),
+            torch.stack([label for _, _, label in graphs]),
+        )
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self.labels)
+
+    def chosen(self, which: Sequence[int]) -> Graphs:
+        """Some of the graphs, numbered anew; which nodes are theirs only numbers tell."""
+        kept = torch.isin(self.graph_of, torch.tensor(which, device=self.graph_of.device))
+        number = kept.cumsum(0) - 1
+        edges = self.edges[:, kept[self.edges[0]]]
+        _, graph_of = torch.unique(self.graph_of[kept], return_inverse=True)
+        return type(self)(self.nodes[kept], number[edges], graph_of, self.labels[list(which)])
+
+    def to(self, device: Any, **options: Any) -> Graphs:
+        return type(self)(*(each.to(device) for each in vars(self).values()))
+
+
+def graph(nodes: int, label: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    edges = torch.randint(nodes, (2, 2 * nodes), generator=generator)
+    return torch.randn(nodes, WIDTH, generator=generator), edges, torch.tensor(label % CLASSES)
+
+
+def graphs(*sizes: Sequence[int]) -> DataLoader[Any]:
+    """Batches of graphs with so many nodes each."""
+    generator = torch.Generator().manual_seed(5)
+    batches = [
+        Graphs.of([graph(nodes, label, generator) for label, nodes in enumerate(each, index)])
+        for index, each in enumerate(sizes)
+    ]
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.others = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges
+        return torch.tanh(self.own(nodes).index_add(0, target, self.others(nodes)[source]))
+
+
+def make_graph_net(lightning: ModuleType, **attributes: Any) -> Any:
+    """Three convolutions and a head, a block each."""
+
+    class GraphNet(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            convolutions = [Convolution() for _ in range(DEVICES - 1)]
+            self.layers = nn.ModuleList([*convolutions, nn.Linear(WIDTH, CLASSES)])
+
+        def self_balance(self) -> list[nn.Module]:
+            return list(self.layers)
+
+        def forward(self, batch: Graphs) -> Tensor:
+            *convolutions, head = self.layers
+            nodes = batch.nodes
+            for convolution in convolutions:
+                nodes = convolution(nodes, batch.edges)
+            pooled = nodes.new_zeros(batch.num_graphs, WIDTH).index_add(0, batch.graph_of, nodes)
+            made: Tensor = head(pooled)
+            return made
+
+        def split_batch(self, batch: Graphs, n: int) -> list[Graphs]:
+            each = [list(range(batch.num_graphs))[part::n] for part in range(n)]
+            return [batch.chosen(which) for which in each if which]
+
+        def training_step(self, batch: Graphs, batch_idx: int) -> Tensor:
+            loss = functional.cross_entropy(self(batch), batch.labels)
+            self.log("train", loss, on_step=True, on_epoch=True, batch_size=batch.num_graphs)
+            return loss
+
+        def validation_step(self, batch: Graphs, batch_idx: int) -> None:
+            self.log("val", functional.cross_entropy(self(batch), batch.labels), batch_size=batch.num_graphs)
+
+        def test_step(self, batch: Graphs, batch_idx: int) -> None:
+            self.log("test", functional.cross_entropy(self(batch), batch.labels), batch_size=batch.num_graphs)
+
+        def predict_step(self, batch: Graphs, batch_idx: int) -> Tensor:
+            made: Tensor = self(batch)
+            return made
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    return type("GraphNet", (GraphNet,), attributes)()
+
+
+LARGE, SMALL = [9, 4, 7, 5, 8, 6, 3], [3, 2, 4, 3, 2, 4]
+
+
+@pytest.mark.both_packages
+def test_graphs_train_in_micro_batches_as_in_one(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
+) -> None:
+    loaders = graphs(LARGE, SMALL, LARGE), graphs(SMALL, SMALL)
+    split = fit_split(
+        lightning,
+        trainer,
+        make_graph_net(lightning),
+        loaders,
+        strategy_of(lightning, "1f1b", 3),
+        expected=3,
+        max_epochs=2,
+    )
+    compare(split, fit_alone(lightning, trainer, make_graph_net(lightning), loaders, max_epochs=2))
+    assert not [said for said in messages if "whole" in said or "not split" in said]
+
+
+def test_parts_of_uneven_sizes_count_by_their_graphs(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    def split_batch(self: Any, batch: Graphs, n: int) -> list[Graphs]:
+        first = list(range(batch.num_graphs))[: 1 - n or None]
+        return [batch.chosen(which) for which in (first, *([index] for index in range(len(first), batch.num_graphs)))]
+
+    models = [make_graph_net(lightning, split_batch=split_batch) for _ in range(2)]
+    loaders = graphs(LARGE, LARGE), graphs(SMALL)
+    split = fit_split(lightning, trainer, models[0], loaders, strategy_of(lightning, "gpipe", 3), expected=3)
+    compare(split, fit_alone(lightning, trainer, models[1], loaders))
+
+
+def test_graphs_are_evaluated_in_micro_batches(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    def split_batch(self: Any, batch: Graphs, n: int) -> list[Graphs]:  # in order, as predictions are
+        which = torch.arange(batch.num_graphs).tensor_split(n)
+        return [batch.chosen(each.tolist()) for each in which if len(each)]
+
+    net, loader = make_graph_net(lightning, split_batch=split_batch), graphs(LARGE, SMALL)
+    made = trainer(strategy=strategy_of(lightning, "1f1b", 3))
+    plain = trainer(accelerator="cpu", devices=1, strategy="auto")
+    for run in ("validate", "test"):
+        (found,), (expected,) = (getattr(one, run)(net, loader, verbose=False) for one in (made, plain))
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert made.strategy.plan.micro_batches == 3
+    found, expected = made.predict(net, loader), plain.predict(net, loader)
+    torch.testing.assert_close([each.cpu() for each in found], expected, rtol=1e-4, atol=1e-5)
+    assert made.strategy.plan.micro_batches == 3
+
+
+def sentences(packs: Callable[..., PackedSequence], *lengths: Sequence[int]) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(7)
+    batches = [
+        (packs([torch.randn(length, WIDTH, generator=generator) for length in each]), torch.arange(len(each)) % CLASSES)
+        for each in lengths
+    ]
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(WIDTH, WIDTH)
+
+    def forward(self, packed: PackedSequence) -> PackedSequence:
+        made: PackedSequence = self.layer(packed)[0]
+        return made
+
+
+class EachStep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, packed: PackedSequence) -> PackedSequence:
+        return packed._replace(data=torch.tanh(self.layer(packed.data)))
+
+
+class Last(nn.Module):
+    """Classifies the mean over each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, packed: PackedSequence) -> Tensor:
+        padded, lengths = nn.utils.rnn.pad_packed_sequence(packed)
+        made: Tensor = self.layer(padded.sum(0) / lengths.to(padded.device)[:, None])
+        return made
+
+
+def make_recurrent(lightning: ModuleType) -> Any:
+    """Layers over packed sequences, a block each."""
+
+    class RecurrentNet(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.layers = nn.Sequential(EachStep(), Recurrent(), EachStep(), Last())
+
+        def self_balance(self) -> list[nn.Module]:
+            return list(self.layers)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            packed, labels = batch
+            loss = functional.cross_entropy(self.layers(packed), labels)
+            self.log("train", loss, on_step=True, on_epoch=True, batch_size=len(labels))
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return RecurrentNet()
+
+
+@pytest.mark.parametrize("is_sorted", [True, False], ids=["sorted", "in any order"])
+def test_packed_sequences_train_in_micro_batches_as_in_one(
+    lightning: ModuleType, trainer: Callable[..., Any], is_sorted: bool, messages: list[str]
+) -> None:
+    def packs(sequences: list[Tensor]) -> PackedSequence:
+        by_length = sorted(sequences, key=len, reverse=True) if is_sorted else sequences
+        return pack_sequence(by_length, enforce_sorted=is_sorted)
+
+    loader = sentences(packs, [10, 18, 6, 14, 12, 4, 16], [8, 7, 5, 10], [10, 18, 6, 14, 12, 4, 16])
+    split = fit_split(
+        lightning, trainer, make_recurrent(lightning), [loader], strategy_of(lightning, "1f1b", 2), expected=2
+    )
+    compare(split, fit_alone(lightning, trainer, make_recurrent(lightning), [loader]))
+    assert not [said for said in messages if "whole" in said or "not split" in said]
