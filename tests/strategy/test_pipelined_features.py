@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -302,6 +303,29 @@ def test_checkpoints_go_from_split_to_plain_and_back(
     )  # fmt: skip
     compare(resumed["split"], resumed["plain"])
     compare(goes_on, resumed["plain"])
+
+
+@by_schedule
+def test_the_batch_size_finder_plans_micro_batches_of_each_size(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def sized() -> Any:
+        loading = {name: lambda self: data(48, self.batch_size) for name in ("train_dataloader", "val_dataloader")}
+        return make(lightning, batch_size=4, **loading)
+
+    def tuned(**options: Any) -> Fitted:
+        model, made = sized(), trainer(**options)
+        tuner = importlib.import_module(f"{lightning.__name__}.tuner").Tuner(made)
+        assert tuner.scale_batch_size(model, init_val=4, steps_per_trial=1, max_trials=2) == 8
+        made.fit(model)
+        return Fitted(made, model, [])
+
+    strategy = strategy_of(lightning, schedule)
+    split = tuned(strategy=strategy)
+    compare(split, tuned(accelerator="cpu", devices=1, strategy="auto"))
+    assert strategy.plan.micro_batches == 4
+    assert "8x8" in strategy.plan.batch
+    assert split.trainer.global_step == 6
 
 
 @by_schedule
