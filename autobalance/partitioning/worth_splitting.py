@@ -1,4 +1,7 @@
-"""Whether micro-batches are worth their while: small ones can cost more time than devices that work at once save."""
+"""Whether micro-batches are worth their while: small ones can cost more time than devices that work at once save.
+
+Nor do devices work at once as planned where a micro-batch goes back to a device between two stages.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from autobalance.partitioning.judge import judge, seconds_of
 from autobalance.partitioning.question import Question
 from autobalance.partitioning.times import launch_seconds, launches_of
 from autobalance.partitioning.transfers import crossings_of
+from autobalance.profiling.timeline import ROOT
 from autobalance.units import format_time
 
 # Share of a step's time from which on the host that launches its kernels is what decides it.
@@ -17,7 +21,7 @@ _MOST = 0.9
 
 
 def advice_on_splitting(question: Question, found: Candidate) -> tuple[str, ...]:
-    """What a plan with micro-batches loses by them: time of the host that launches, or against whole batches.
+    """What a plan with micro-batches loses by them, and what keeps them from flowing as planned.
 
     Example:
         >>> advice_on_splitting(question, found)
@@ -32,7 +36,7 @@ def advice_on_splitting(question: Question, found: Candidate) -> tuple[str, ...]
     """
     if found.problem.micro_batches == 1 or not found.judged.seconds:
         return ()
-    return (*_bound_by_host(found), *_slower_than_whole(question, found))
+    return (*_bound_by_host(found), *_slower_than_whole(question, found), *_brought_back(found))
 
 
 def _bound_by_host(found: Candidate) -> Iterator[str]:
@@ -62,3 +66,24 @@ def _slower_than_whole(question: Question, found: Candidate) -> Iterator[str]:
             f"whole batches, one device at a time, fit as well and would take {format_time(whole)}: micro-batches are "
             f"worth their time where a batch is larger; schedule='naive' keeps it whole"
         )
+
+
+def _brought_back(found: Candidate) -> Iterator[str]:
+    """The clock of a plan has no stage for what runs on an earlier device between two others."""
+    names, assignment = found.problem.profile.names, found.solution.assignment
+    back = {
+        (crossing.source, assignment[target])
+        for crossing in found.problem.crossings
+        for target in crossing.targets
+        if ROOT < target < crossing.source and assignment[target] != assignment[crossing.source]
+    }
+    if not back:
+        return
+    sources, devices = (sorted(set(column)) for column in zip(*back, strict=True))
+    whose = f"{names[sources[0]]!r} and {len(sources) - 1} more return" if len(sources) > 1 else ""
+    yield (
+        f"what {whose or f'{names[sources[0]]!r} returns'} goes back to device "
+        f"{', '.join(map(str, devices))}, where micro-batches wait for each other, so that a step can take longer than "
+        f"predicted: a block is called again there, or an operation outside the blocks has its first operand there; a "
+        f"sum is best inside the block, or with its output first: `layer(x) + x`"
+    )

@@ -71,3 +71,37 @@ def test_whole_batches_that_do_not_fit_are_no_choice(small: Profile) -> None:
     assert max(autobalance.score(small, tight.device_map, list(found.peaks)).uses) > 1
     assert not told(tight, "whole batches")
     assert told(tight, "the host decides")
+
+
+class Residual(torch.nn.Module):
+    """Sums outside the blocks, each on the device of its first operand."""
+
+    def __init__(self, is_output_first: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+        self.is_output_first = is_output_first
+
+    def self_balance(self) -> list[torch.nn.Module]:
+        return list(self.layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        for layer in self.layers[1:]:
+            x = layer(x) + x if self.is_output_first else x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize(("is_output_first", "lines"), [(False, 1), (True, 0)])
+def test_sums_that_bring_outputs_back_to_an_earlier_device_are_told(is_output_first: bool, lines: int) -> None:
+    profile = autobalance.profile(
+        Residual(is_output_first),
+        torch.randn(32, 16),
+        target="simulated",
+        scalable=True,
+    )
+    found = autobalance.plan(profile, "2x1MiB", schedule="1f1b", micro_batches=4, policy="balanced")
+    assert found.assignment == (0, 0, 1, 1)
+    back = told(found, "goes back to device 0, where micro-batches wait for each other")
+    assert len(back) == lines
+    assert all(line.startswith("what 'layers.2' returns goes back") for line in back)
+    assert not told(autobalance.plan(profile, "2x1MiB", schedule="naive", policy="balanced"), "goes back")
