@@ -43,7 +43,12 @@ def host_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_local_file(checkpoint_io: Any, path: Any) -> bool:
-    """Whether `path` is an ordinary file to be read and written by Lightning's plain way with torch."""
+    """Whether `path` is an ordinary file to be read and written by Lightning's plain way with torch.
+
+    Args:
+        checkpoint_io: the Trainer's.
+        path: of a checkpoint.
+    """
     return type(checkpoint_io).__name__ == "TorchCheckpointIO" and "://" not in str(path)
 
 
@@ -72,6 +77,9 @@ def to_host(value: Any) -> Any:
     Example:
         >>> to_host({"step": torch.tensor(1.0), "lr": 0.1})
         {'step': tensor(1.), 'lr': 0.1}
+
+    Args:
+        value: any, nested or not.
     """
     if isinstance(value, Tensor):
         return value if value.device.type == "cpu" else value.detach().cpu()

@@ -29,7 +29,11 @@ def drop_stale_gradients(trainer: Any, optimizers: Sequence[Optimizer]) -> None:
 
 
 def frees_gradients_early(trainer: Any) -> bool:
-    """Whether the last step's gradients may go early: optimization is automatic, and no hook looks at them."""
+    """Whether the last step's gradients may go early: optimization is automatic, and no hook looks at them.
+
+    Args:
+        trainer: a Trainer in `fit`.
+    """
     module = trainer.lightning_module
     if not module.automatic_optimization:
         return False

@@ -31,6 +31,9 @@ def send_state_home(optimizers: Iterable[Optimizer]) -> None:
 def refuse_gathering(optimizers: Iterable[Optimizer]) -> None:
     """Refuse optimizers that gather all parameters in one tensor, which would be on one device.
 
+    Args:
+        optimizers: of the run.
+
     Raises:
         ValueError: for LBFGS.
     """

@@ -58,7 +58,13 @@ class Placed:
     _warned_of: frozenset[str] = frozenset()
 
     def covers(self, module: nn.Module, training: bool, elements: int) -> bool:
-        """Whether a run of `module` needs no other plan."""
+        """Whether a run of `module` needs no other plan.
+
+        Args:
+            module: the model of the run.
+            training: whether it is to be trained.
+            elements: of its largest batch.
+        """
         if self.module() is not module or (training and (not self.training or self._newly_trainable())):
             return False
         return self.elements is None or elements <= self.elements
@@ -139,7 +145,11 @@ class Placed:
                 setattr(module, name, buffer.to(device))
 
     def check_batch(self, batch: object) -> None:
-        """Warn, once, about a batch that is larger than those the plan was made for."""
+        """Warn, once, about a batch that is larger than those the plan was made for.
+
+        Args:
+            batch: of the next step.
+        """
         if self._has_warned or self.elements is None or (elements := elements_in(batch)) <= self.elements:
             return
         self._has_warned = True

@@ -21,7 +21,11 @@ def mixed_precision(package: str, precision: str) -> Any:
 
 
 def match_device(plugin: Any) -> None:
-    """Make a mixed-precision plugin that the user made for another device work on simulated ones."""
+    """Make a mixed-precision plugin that the user made for another device work on simulated ones.
+
+    Args:
+        plugin: the Trainer's.
+    """
     if getattr(plugin, "device", "simulated") == "simulated" or not hasattr(plugin, "autocast_context_manager"):
         return
     plugin.device = "simulated"

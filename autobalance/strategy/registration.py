@@ -61,7 +61,11 @@ def current_strategy() -> type[Any]:
 
 @lru_cache
 def strategy_class(roots: tuple[str, ...]) -> type[Any]:
-    """The strategy built on the base classes of `roots`; with several, each instance uses those of its Trainer."""
+    """The strategy built on the base classes of `roots`; with several, each instance uses those of its Trainer.
+
+    Args:
+        roots: names of Lightning packages, each imported.
+    """
     from autobalance.strategy.strategy import SelfBalanceStrategy
 
     bases = tuple(import_module(f"{root}.strategies").ParallelStrategy for root in roots)
@@ -79,7 +83,11 @@ def current_monitor() -> type[Any]:
 
 @lru_cache
 def monitor_class(roots: tuple[str, ...]) -> type[Any]:
-    """The monitor built on the base classes of `roots`, which is a callback to the Trainers of each."""
+    """The monitor built on the base classes of `roots`, which is a callback to the Trainers of each.
+
+    Args:
+        roots: names of Lightning packages, each imported.
+    """
     from autobalance.strategy.watching.monitor import BalanceMonitor
 
     return _build(BalanceMonitor, tuple(import_module(f"{root}.callbacks").Callback for root in roots), roots[0])
@@ -87,14 +95,22 @@ def monitor_class(roots: tuple[str, ...]) -> type[Any]:
 
 @lru_cache
 def accelerator_class(root: str) -> type[Any]:
-    """The simulated accelerator built on the base class of one Lightning package."""
+    """The simulated accelerator built on the base class of one Lightning package.
+
+    Args:
+        root: name of the package.
+    """
     from autobalance.strategy.accelerator import SimulatedAccelerator
 
     return _build(SimulatedAccelerator, (import_module(f"{root}.accelerators").Accelerator,), root)
 
 
 def lightning_root(value: object) -> str | None:
-    """The Lightning package that the class of `value` comes from; None if it comes from neither."""
+    """The Lightning package that the class of `value` comes from; None if it comes from neither.
+
+    Args:
+        value: any object.
+    """
     for base in type(value).__mro__:
         for root in ROOTS:
             if base.__module__ == root or base.__module__.startswith(f"{root}."):

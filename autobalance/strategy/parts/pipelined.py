@@ -27,7 +27,13 @@ class Logs(Protocol):
         """While it lasts, `self.log` and metrics keep what each micro-batch gives."""
 
     def replay(self, sizes: Sequence[int], weights: Sequence[float | Tensor], rules: Rules | None = None) -> None:
-        """Log it as the full batch would have."""
+        """Log it as the full batch would have.
+
+        Args:
+            sizes: samples of each micro-batch.
+            weights: by which means over samples are weighted.
+            rules: how to merge what is logged, by name, where it is known.
+        """
 
 
 class PipelinedSteps:
@@ -166,13 +172,20 @@ def loss_of(output: Any) -> Tensor | None:
     Example:
         >>> loss_of({"loss": torch.tensor(2.0), "accuracy": 0.5})
         tensor(2.)
+
+    Args:
+        output: of a training step.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else output
     return loss if isinstance(loss, Tensor) else None
 
 
 def without_graph(output: Any) -> Any:
-    """What a step returned, no tensor of which keeps its micro-batch's graph alive."""
+    """What a step returned, no tensor of which keeps its micro-batch's graph alive.
+
+    Args:
+        output: any, nested or not.
+    """
     if isinstance(output, Tensor):
         return output.detach()
     if isinstance(output, dict):

@@ -165,7 +165,12 @@ def _values(logs: RecordedLogs) -> dict[str, Any] | None:
 
 @contextmanager
 def silence(trainer: Any, module: Any) -> Iterator[None]:
-    """Let what a step writes to loggers itself, or prints by `self.print`, go nowhere."""
+    """Let what a step writes to loggers itself, or prints by `self.print`, go nowhere.
+
+    Args:
+        trainer: in a run.
+        module: its LightningModule.
+    """
     loggers, printing = trainer.loggers, vars(module).get("print")
     if loggers:
         trainer.loggers = [Silent()]

@@ -47,10 +47,19 @@ class StepsInParts(Protocol):
         """Show the gradients that the last training step has made."""
 
     def evaluate(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a validation, test or prediction step."""
+        """Run a validation, test or prediction step.
+
+        Args:
+            step: Lightning's step of the strategy.
+            args, kwargs: of the step, the batch first.
+        """
 
     def is_prepared(self, batch: Any) -> bool:
-        """Whether a batch has been through the hooks around its transfer ahead of its turn."""
+        """Whether a batch has been through the hooks around its transfer ahead of its turn.
+
+        Args:
+            batch: any.
+        """
 
     def remove(self) -> None:
         """Let Lightning see to its batches by itself again."""

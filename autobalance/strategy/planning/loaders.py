@@ -46,6 +46,9 @@ def describe(batch: Any) -> str:
     Example:
         >>> describe({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
         '8x3, 8'
+
+    Args:
+        batch: any, nested or not.
     """
     shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in islice(tensors_in(batch, in_objects=True), 4)]
     return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "") or "no tensors"

@@ -31,7 +31,11 @@ from autobalance.strategy.planning.undisturbed import undisturbed
 
 
 def read_plan(plan: Plan | str | Path | None) -> Plan | None:
-    """The user's own plan, given or on disk."""
+    """The user's own plan, given or on disk.
+
+    Args:
+        plan: one, or the file of one.
+    """
     return Plan.load(plan) if isinstance(plan, (str, Path)) else plan
 
 

@@ -76,7 +76,11 @@ class ChangingTensors:
         return NotedTensors(held, copies)
 
     def learn(self, before: NotedTensors) -> None:
-        """Take note of what has changed since `before`."""
+        """Take note of what has changed since `before`.
+
+        Args:
+            before: all of them, as they were before a step.
+        """
         # By their numbers at first, while all are copied: what is changed past autograd has no new version either.
         numbers = self._known is None
         changed = {each.slot for each in before.held if before.differs(each, numbers)}
@@ -131,12 +135,20 @@ class NotedTensors:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often it was changed in place; of one made in inference mode nobody counts, so it may have changed or not."""
+    """How often it was changed in place; of one made in inference mode nobody counts, so it may have changed or not.
+
+    Args:
+        tensor: any.
+    """
     return -1 if tensor.is_inference() else version(tensor)
 
 
 def changes_always(module: nn.Module) -> bool:
-    """Whether a module is a norm that updates statistics of its inputs while it is trained, or a metric."""
+    """Whether a module is a norm that updates statistics of its inputs while it is trained, or a metric.
+
+    Args:
+        module: any part of a model.
+    """
     return getattr(module, "track_running_stats", False) is True or is_metric(module)
 
 

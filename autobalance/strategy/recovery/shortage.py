@@ -72,7 +72,11 @@ class Shortage:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had too little memory, in the words of torch or of the libraries under it."""
+    """Whether a device had too little memory, in the words of torch or of the libraries under it.
+
+    Args:
+        error: what a step has raised.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OTHER_WORDS)
@@ -106,7 +110,11 @@ def _clear(frame: FrameType | None) -> None:
 
 
 def free_memory(devices: Sequence[torch.device]) -> None:
-    """Collect what only circles of references hold, and have the devices' allocators give back what they cache."""
+    """Collect what only circles of references hold, and have the devices' allocators give back what they cache.
+
+    Args:
+        devices: of the run.
+    """
     gc.collect()
     for device in devices:
         if device.type != "cpu":
@@ -114,7 +122,11 @@ def free_memory(devices: Sequence[torch.device]) -> None:
 
 
 def memory_allocated(device: torch.device) -> int:
-    """Bytes that this process holds on a device; 0 for the host, where nobody counts them."""
+    """Bytes that this process holds on a device; 0 for the host, where nobody counts them.
+
+    Args:
+        device: any.
+    """
     return 0 if device.type == "cpu" else int(torch.get_device_module(device).memory_allocated(device))
 
 

@@ -45,14 +45,22 @@ class Drift:
         self._hopeless = 0
 
     def begin(self, trainer: Any) -> None:
-        """A run begins."""
+        """A run begins.
+
+        Args:
+            trainer: about to run.
+        """
         finder = import_module(f"{lightning_root(trainer)}.callbacks").BatchSizeFinder
         self._finder = finder if any(isinstance(each, finder) for each in trainer.callbacks) else None
         self._peaks = self._told = None
         self._hopeless = 0
 
     def loads(self, batch: Any) -> None:
-        """A batch comes, as the loader gives it: what a trial needs, which sends it to the device itself."""
+        """A batch comes, as the loader gives it: what a trial needs, which sends it to the device itself.
+
+        Args:
+            batch: of the next step.
+        """
         module = self._strategy.lightning_module
         self._loaded = None if overrides(module, "on_before_batch_transfer") else batch
 
