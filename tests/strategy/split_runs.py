@@ -22,6 +22,12 @@ by_schedule = pytest.mark.parametrize(
     ("lightning", "schedule"), [("pytorch_lightning", "gpipe"), ("lightning.pytorch", "1f1b")], indirect=["lightning"]
 )
 """Both schedules and both packages, in two runs."""
+WAYS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "micro-batches": (4, {}, 8),
+    "a window": ("accumulate", {"accumulate_grad_batches": 4}, 2),
+}
+"""The strategy's micro-batches, the Trainer's options, and samples of a batch: four parts and eight samples a step."""
+by_way = pytest.mark.parametrize("way", WAYS)
 
 
 def data(samples: int = 24, batch_size: int = 8) -> DataLoader[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,64 +14,26 @@ import torch.nn.functional as F
 from models import CASES, ConvNet, loader
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_avg_fn
-from torch.utils.data import DataLoader, TensorDataset
+
+from tests.strategy import split_runs
+from tests.strategy.split_runs import CLASSES, WIDTH, compare, data, fit, fit_alone
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
-WIDTH = 8
+
+def normalised(self: Any) -> nn.Sequential:
+    """Six blocks, batch norms among them, for which batches stay whole."""
+    return nn.Sequential(
+        nn.Linear(WIDTH, 16),
+        nn.BatchNorm1d(16),
+        nn.Tanh(),
+        nn.Linear(16, 16),
+        nn.BatchNorm1d(16),
+        nn.Linear(16, CLASSES),
+    )
 
 
-def data(size: int = 32, batch_size: int = 8) -> DataLoader[Any]:
-    generator = torch.Generator().manual_seed(3)
-    inputs, labels = torch.randn(size, WIDTH, generator=generator), torch.randint(3, (size,), generator=generator)
-    return DataLoader(TensorDataset(inputs, labels), batch_size=batch_size)
-
-
-def make(lightning: ModuleType, **attributes: Any) -> Any:
-    """A small classifier of five blocks with batch norm; `attributes` are added to its class."""
-
-    class Net(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(1)
-            self.layers = nn.Sequential(
-                nn.Linear(WIDTH, 16),
-                nn.BatchNorm1d(16),
-                nn.Tanh(),
-                nn.Linear(16, 16),
-                nn.BatchNorm1d(16),
-                nn.Linear(16, 3),
-            )
-            self.seen: dict[str, Any] = {}
-
-        def self_balance(self) -> list[nn.Module]:
-            return list(self.layers)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
-
-        def loss(self, batch: Any) -> Tensor:
-            inputs, labels = batch
-            return F.cross_entropy(self(inputs), labels)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = self.loss(batch)
-            self.log("train", loss, on_step=True, on_epoch=True)
-            return loss
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val", self.loss(batch))
-
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("test", self.loss(batch))
-
-        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return self(batch[0])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-    return type("Net", (Net,), attributes)()
+make = partial(split_runs.make, build=normalised)
 
 
 def tuner_of(lightning: ModuleType) -> Any:
@@ -86,20 +49,12 @@ def fit_on_both(
 ) -> tuple[Any, Any]:
     """Trainers after the same fit on four simulated devices and on the CPU, weights compared."""
     model = model or (lambda: make(lightning))
-    split, plain = model(), model()
-    four = trainer(callbacks=callbacks(), **{"max_epochs": 2, **options})
-    four.fit(split, data(), data())
-    one = trainer(
-        callbacks=callbacks(), **{"max_epochs": 2, **options, "accelerator": "cpu", "devices": 1, "strategy": "auto"}
-    )
-    one.fit(plain, data(), data())
-    assert set(four.strategy.plan.assignment) == {0, 1, 2, 3}
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(split.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
-    assert {name: float(value) for name, value in four.callback_metrics.items()} == pytest.approx(
-        {name: float(value) for name, value in one.callback_metrics.items()}, rel=1e-4
-    )
-    return four, one
+    options, loaders = {"max_epochs": 2, **options}, [data(32), data(32)]
+    split = fit(lightning, trainer, model(), loaders, callbacks=callbacks(), **options)
+    alone = fit_alone(lightning, trainer, model(), loaders, callbacks=callbacks(), **options)
+    assert set(split.trainer.strategy.plan.assignment) == {0, 1, 2, 3}
+    compare(split, alone)
+    return split.trainer, alone.trainer
 
 
 @pytest.mark.parametrize(
@@ -139,9 +94,9 @@ def test_an_optimizer_that_gathers_all_parameters_is_refused(
 ) -> None:
     model = make(lightning, configure_optimizers=lambda self: torch.optim.LBFGS(self.parameters()))
     with pytest.raises(ValueError, match="LBFGS gathers the gradients of all parameters in one tensor"):
-        trainer().fit(model, data(), data())
+        trainer().fit(model, data(32), data(32))
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
-    trainer(devices=1).fit(model, data(), data())
+    trainer(devices=1).fit(model, data(32), data(32))
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)])
@@ -153,7 +108,7 @@ def test_mixed_precision_reaches_the_inside_of_blocks(
     seen: list[torch.dtype] = []
     model.layers[3].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
     made = trainer(precision=precision, devices=devices, strategy="self_balance" if devices > 1 else "auto")
-    made.fit(model, data(), data())
+    made.fit(model, data(32), data(32))
     assert set(seen) == {dtype}
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     scaler = getattr(made.precision_plugin, "scaler", None)
@@ -164,7 +119,7 @@ def test_mixed_precision_reaches_the_inside_of_blocks(
 def test_bf16_true(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model = make(lightning)
     made = trainer(precision="bf16-true")
-    made.fit(model, data(), data())
+    made.fit(model, data(32), data(32))
     assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
     assert torch.isfinite(made.callback_metrics["train"])
 
@@ -251,9 +206,9 @@ def test_learning_rate_finder(lightning: ModuleType, trainer: Callable[..., Any]
     model = make(lightning, lr=0.1)
     type(model).configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), lr=self.lr)
     made = trainer()
-    found = tuner_of(lightning)(made).lr_find(model, data(), data(), num_training=12, early_stop_threshold=None)
+    found = tuner_of(lightning)(made).lr_find(model, data(32), data(32), num_training=12, early_stop_threshold=None)
     assert len(found.results["loss"]) > 1
-    made.fit(model, data(), data())
+    made.fit(model, data(32), data(32))
 
 
 @pytest.mark.both_packages
@@ -270,25 +225,25 @@ def test_batch_size_finder_plans_again_for_the_larger_batch(lightning: ModuleTyp
 def test_one_plan_serves_fit_validate_test_and_predict(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model, plain = make(lightning), make(lightning)
     made, one = trainer(), trainer(accelerator="cpu", devices=1, strategy="auto")
-    made.fit(model, data(), data())
-    one.fit(plain, data(), data())
+    made.fit(model, data(32), data(32))
+    one.fit(plain, data(32), data(32))
     plan = made.strategy.plan
     for run in ("validate", "test"):
-        (found,) = getattr(made, run)(model, data(), verbose=False)
-        (expected,) = getattr(one, run)(plain, data(), verbose=False)
+        (found,) = getattr(made, run)(model, data(32), verbose=False)
+        (expected,) = getattr(one, run)(plain, data(32), verbose=False)
         assert found == pytest.approx(expected, rel=1e-5)
         assert made.strategy.plan is plan
-    predictions = made.predict(model, data())
-    torch.testing.assert_close(torch.cat(predictions), torch.cat(one.predict(plain, data())), rtol=1e-4, atol=1e-5)
+    predictions = made.predict(model, data(32))
+    torch.testing.assert_close(torch.cat(predictions), torch.cat(one.predict(plain, data(32))), rtol=1e-4, atol=1e-5)
     assert made.strategy.plan is plan
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_run_without_training_is_planned_for_inference(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model, made = make(lightning), trainer()
-    made.predict(model, data())
+    made.predict(model, data(32))
     inference = made.strategy.plan
-    made.fit(model, data(), data())
+    made.fit(model, data(32), data(32))
     assert made.strategy.plan is not inference
     assert sum(made.strategy.plan.peaks) > sum(inference.peaks)
 

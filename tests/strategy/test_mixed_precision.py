@@ -10,12 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.strategy.split_runs import Fitted, by_schedule, compare, data, fit_alone, fit_split, make, strategy_of
+from tests.strategy.split_runs import (
+    WAYS,
+    Fitted,
+    by_schedule,
+    by_way,
+    compare,
+    data,
+    fit_alone,
+    fit_split,
+    make,
+    strategy_of,
+)
 
 pytestmark = pytest.mark.usefixtures("simulated")
-
-WAYS = {"micro-batches": (4, {}, 8), "a window": ("accumulate", {"accumulate_grad_batches": 4}, 2)}
-"""The strategy's micro-batches, the Trainer's options, and samples of a batch: 8 for each optimizer step."""
 
 
 def fit_both(
@@ -59,7 +67,7 @@ def test_losses_and_weights_are_those_of_the_unsplit_model(
 
 
 @by_schedule
-@pytest.mark.parametrize("way", WAYS)
+@by_way
 def test_a_step_is_skipped_where_one_part_overflows_on_one_device(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, way: str
 ) -> None:

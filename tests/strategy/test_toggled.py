@@ -11,9 +11,18 @@ import torch
 from torch import nn
 
 from autobalance.strategy.parts.toggled import Toggled
-from tests.strategy.split_runs import by_schedule, compare, data, fit, fit_alone, fit_split, make, strategy_of
-
-WAYS = {"micro-batches": (4, {}, 8), "a window": ("accumulate", {"accumulate_grad_batches": 4}, 2)}
+from tests.strategy.split_runs import (
+    WAYS,
+    by_schedule,
+    by_way,
+    compare,
+    data,
+    fit,
+    fit_alone,
+    fit_split,
+    make,
+    strategy_of,
+)
 
 
 def in_turn(lightning: ModuleType, in_step: bool) -> Any:
@@ -61,7 +70,7 @@ def run_both(
 
 @pytest.mark.usefixtures("simulated")
 @by_schedule
-@pytest.mark.parametrize("way", WAYS)
+@by_way
 def test_parts_of_a_model_may_take_turns_between_steps(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, way: str
 ) -> None:
@@ -70,7 +79,7 @@ def test_parts_of_a_model_may_take_turns_between_steps(
 
 @pytest.mark.usefixtures("simulated")
 @by_schedule
-@pytest.mark.parametrize("way", WAYS)
+@by_way
 def test_parts_of_a_model_take_turns_within_steps_only_where_one_forward_comes_after_the_other(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], schedule: str, way: str
 ) -> None:
