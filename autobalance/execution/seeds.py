@@ -27,16 +27,25 @@ from autobalance.compat import call_at_checkpoint, in_backward
 from autobalance.execution.micro_batch import MicroBatch
 
 
-def step_seed() -> int:
-    """The seed of one step, drawn from the CPU's generator: `seed_everything` decides it, and the next step's as well.
+def step_seed(number: int) -> int:
+    """The seed of one step, of its number and of where the CPU's generator stands: `seed_everything` decides it.
+
+    The generator stays there: what loaders draw from it, such as the order of the next epoch, is what it is without
+    micro-batches.
 
     Example:
         >>> _ = torch.manual_seed(1)
-        >>> step_seed() == step_seed()
-        False
+        >>> step_seed(0) == step_seed(0), step_seed(0) == step_seed(1)
+        (True, False)
+
+    Args:
+        number: of the step in the run.
+
+    Returns:
+        63 bits.
     """
-    drawn = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu", generator=torch.default_generator)
-    return int(drawn.item())
+    state = torch.default_generator.get_state().numpy().tobytes()
+    return _mixed("step", number, blake2b(state, digest_size=8).hexdigest())
 
 
 def visit_seed(step: int, block: str, visit: int, micro_batch: int) -> int:

@@ -321,9 +321,9 @@ def run_by_hand(case: Case, steps: int = STEPS, coins: int | None = None) -> Run
         optimizer = model.configure_optimizers()
         seeds = _Seeds(model.blocks)
         torch.manual_seed(recipe.seed)
-        for batch in recipe.batches(steps):
+        for index, batch in enumerate(recipe.batches(steps)):
             optimizer.zero_grad()
-            seed, losses = step_seed(), []
+            seed, losses = step_seed(index), []
             for number, part in enumerate(_parts(batch, recipe.samples, case.micro_batches)):
                 share = _share(recipe, part, batch)
                 with seeds.of(seed, number), torch.autocast(on.type, torch.bfloat16, enabled=recipe.autocast):

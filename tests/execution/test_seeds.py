@@ -168,23 +168,27 @@ def test_another_step_draws_other_masks() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "looped"])
-def test_after_a_step_generators_stand_where_one_draw_leaves_them(schedule: str) -> None:
+def test_after_a_step_generators_stand_where_they_did(schedule: str) -> None:
     torch.manual_seed(7)
-    run(schedule, seed=step_seed(), assignment=(0, 1, 0, 1))
+    run(schedule, seed=step_seed(0), assignment=(0, 1, 0, 1))
     after = torch.rand(3)
     # Making the model and its inputs above draws as well, from a seed of its own.
     torch.manual_seed(7)
-    step_seed()
     Dropping()
     assert torch.equal(after, torch.rand(3))
 
 
-def test_the_seed_of_a_step_is_one_draw_from_the_generator_of_the_cpu() -> None:
+def test_the_seed_of_a_step_depends_on_its_number_and_on_the_generator_of_the_cpu() -> None:
+    torch.manual_seed(7)
+    seeds = [step_seed(0), step_seed(1)]
+    torch.rand(1)
+    seeds.append(step_seed(0))
+    torch.manual_seed(8)
+    seeds.append(step_seed(0))
+    assert len(set(seeds)) == 4
     torch.manual_seed(7)
     with torch.device("meta"):
-        drawn = step_seed()
-    torch.manual_seed(7)
-    assert drawn == int(torch.randint(2**63 - 1, (), dtype=torch.int64))
+        assert [step_seed(0), step_seed(1)] == seeds[:2]
 
 
 def test_without_a_seed_generators_are_left_alone() -> None:

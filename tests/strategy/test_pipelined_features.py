@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -215,6 +216,48 @@ def test_checkpointing_by_the_user(
         return made
 
     fit_both(lightning, trainer, schedule, lambda: make(lightning, forward=forward))
+
+
+@by_schedule
+def test_every_epoch_has_its_batches_in_the_order_of_plain_lightning(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    loader = data()
+    shuffled = partial(DataLoader, loader.dataset, batch_size=8, shuffle=True)
+    fit_both(lightning, trainer, schedule, loaders=lambda: [shuffled(), data()], max_epochs=3)
+
+
+def pairs(*sizes: tuple[int, int]) -> DataLoader[Any]:
+    """Batches of labelled samples and of others, with as many of each as `sizes` says."""
+    generator = torch.Generator().manual_seed(3)
+    batches = [
+        (torch.randn(few, WIDTH, generator=generator), torch.arange(few) % CLASSES, torch.randn(more, WIDTH))
+        for few, more in sizes
+    ]
+    return DataLoader(batches, batch_size=None)
+
+
+@by_schedule
+def test_batches_that_cannot_be_split_run_whole_among_those_that_can(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def loss(self: Any, batch: Any) -> Tensor:
+        inputs, labels, others = batch
+        return functional.cross_entropy(self(inputs), labels) + self(others).square().mean()
+
+    def loaders() -> list[Any]:
+        torch.manual_seed(5)
+        return [pairs((8, 8), (8, 5), (8, 8), (8, 3)), pairs((8, 8), (4, 7))]
+
+    with pytest.warns(
+        UserWarning, match=r"This batch runs whole(.|\n)*batch\[2\] is \(7, 8\)(.|\n)*split_batch"
+    ) as said:
+        split, _ = fit_both(lightning, trainer, schedule, lambda: make(lightning, loss=loss), loaders)
+    assert sum("runs whole" in str(warning.message) for warning in said) == 1
+    batch = next(iter(pairs((4, 7))))
+    with pytest.warns(UserWarning, match="This batch runs whole"):
+        (predicted,) = split.trainer.predict(split.model, pairs((4, 7)))
+    torch.testing.assert_close(predicted.cpu(), split.model.cpu()(batch[0]))
 
 
 def normalised(self: Any) -> nn.Sequential:

@@ -37,7 +37,7 @@ def make_module(lightning: ModuleType, accumulates: bool) -> Any:
                 self.after = torch.rand(2)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return torch.optim.SGD(self.parameters(), lr=0.001)
 
         def train_dataloader(self) -> DataLoader[Any]:
             generator = torch.Generator().manual_seed(3)

@@ -130,9 +130,9 @@ class AccumulatedSteps:
             with self._glue():
                 return step(numbered[1], numbered[0]) if takes_number else step(numbered[1])
 
-        backwards = InnerBackwards(trainer, self._glue)
+        backwards, seed = InnerBackwards(trainer, self._glue), step_seed(trainer.fit_loop.total_batch_idx)
         with backwards.made():
-            outputs = self._steps.train_each(batches, run, backwards.run, seed=step_seed())
+            outputs = self._steps.train_each(batches, run, backwards.run, seed=seed)
         self._backwards = backwards
         self._results = deque(enumerate(outputs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from autobalance.compat import skips_backward
 from autobalance.execution.batch_norm import FEWEST_SAMPLES, deferring, install_deferred
+from autobalance.execution.batches.sample_layout import UnsplittableBatchError
 from autobalance.execution.batches.splitting import Parts, parts_of
 from autobalance.execution.equivalence.equivalence import Verdict
 from autobalance.execution.pipeline import Pipeline
@@ -67,6 +69,7 @@ class MicroBatchedSteps:
         self._look = look
         self._checked: dict[tuple[Any, ...], _Checked] = {}
         self._backwards: InnerBackwards | None = None
+        self._has_warned_of_whole = False
         self._norms = install_deferred(trainer.lightning_module) if defers_norms else None
 
     is_in_window = False
@@ -104,14 +107,13 @@ class MicroBatchedSteps:
         if len(parts.sizes) < 2:
             return run(batch)
         self._look(parts)
+        seed = step_seed(self._trainer.fit_loop.total_batch_idx)
         if skips_backward(self._trainer):
-            return checked.steps.evaluate(
-                parts, lambda part: without_graph(run(part)), **checked.rules, seed=step_seed()
-            )
+            return checked.steps.evaluate(parts, lambda part: without_graph(run(part)), **checked.rules, seed=seed)
         backwards = InnerBackwards(self._trainer, self._glue)
         with backwards.made(), deferring(self._norms):
             output = checked.steps.train(
-                parts, run, backwards.run, reduction=checked.reduction, **checked.rules, seed=step_seed()
+                parts, run, backwards.run, reduction=checked.reduction, **checked.rules, seed=seed
             )
         self._backwards = backwards
         return output
@@ -151,7 +153,21 @@ class MicroBatchedSteps:
 
     def _parts(self, batch: Any, trains: bool = False) -> Parts:
         fewest = FEWEST_SAMPLES if trains and self._norms is not None and self._norms.has_any else 1
-        return parts_of(self._trainer.lightning_module, batch, self._count, fewest=fewest)
+        try:
+            return parts_of(self._trainer.lightning_module, batch, self._count, fewest=fewest)
+        except UnsplittableBatchError as error:
+            self._warn_of_whole(error)
+            return Parts([batch], [1], [1.0])
+
+    def _warn_of_whole(self, error: UnsplittableBatchError) -> None:
+        if self._has_warned_of_whole:
+            return
+        self._has_warned_of_whole = True
+        warnings.warn(
+            f"This batch runs whole, and so will others like it, though the plan was made for batches that are split: "
+            f"a step may need more memory than planned. The reason: {str(error).rstrip('.')}.",
+            stacklevel=2,
+        )
 
     def _run(self, step: Callable[..., Any], others: tuple[Any, ...]) -> Callable[[Any], Any]:
         def run(part: Any) -> Any:
