@@ -10,7 +10,7 @@ import pytest
 import torch
 import torchmetrics
 from torch import Tensor
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
+from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
 from autobalance.compat import metrics as private
 
@@ -50,7 +50,9 @@ def test_a_state_can_be_put_back() -> None:
     ("metric", "can"),
     [
         (MulticlassAccuracy(3), True),
-        (MulticlassAUROC(3), True),
+        (MulticlassAUROC(3), False),  # takes scores for probabilities where all lie between 0 and 1
+        (BinaryAccuracy(), False),
+        (torchmetrics.MeanSquaredError(), True),
         (torchmetrics.MeanMetric(), True),
         (torchmetrics.MaxMetric(), False),  # has its own say about full updates
         (torchmetrics.PearsonCorrCoef(), False),

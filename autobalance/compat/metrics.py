@@ -110,6 +110,8 @@ def add_earlier_state(metric: Any, earlier: MetricState) -> None:
 def states_can_be_merged(metric: Any) -> bool:
     """Whether the state after several updates is the sum, the extreme or the list of those after each of them.
 
+    One update with all samples then gives the same.
+
     Args:
         metric: of torchmetrics.
     """
@@ -118,7 +120,22 @@ def states_can_be_merged(metric: Any) -> bool:
         return False
     if any(getattr(type(metric), name) is not getattr(base, name) for name in ("forward", "reset", "_reduce_states")):
         return False
+    if not _updates_by_sample(type(metric).update):
+        return False
     return all(_reduces_in_parts(metric, name, reduction) for name, reduction in metric._reductions.items())
+
+
+def _updates_by_sample(update: Any) -> bool:
+    """Whether an update is known to take each sample for itself.
+
+    Others may look at all that they are given: scores are taken for probabilities where none is below 0 or above 1
+    (`normalize_logits_if_needed` of torchmetrics/utilities/compute.py), and the range of an image is that of the batch.
+    """
+    return update.__qualname__ in _BY_SAMPLE or str(update.__module__).startswith(_WHERE_BY_SAMPLE)
+
+
+_BY_SAMPLE = tuple(f"Multiclass{kind}.update" for kind in ("StatScores", "ConfusionMatrix", "ExactMatch"))
+_WHERE_BY_SAMPLE = tuple(f"torchmetrics.{kind}" for kind in ("aggregation", "regression", "text"))
 
 
 def _reduces_in_parts(metric: Any, name: str, reduction: Any) -> bool:

@@ -11,7 +11,15 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    BinaryAUROC,
+    BinaryPrecision,
+    BinaryRecall,
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassF1Score,
+)
 
 from autobalance.execution.batches.merging import Rule
 from autobalance.execution.batches.splitting import parts_of
@@ -182,6 +190,25 @@ def collection() -> Any:
     )
 
 
+def of_two_classes(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of which some parts have only such as could be probabilities, and labels."""
+    return scores[:, 0] + 0.5, (y > 0).long()
+
+
+def call_binary(self: Any, p: Tensor, y: Tensor, losses: Tensor) -> None:
+    self.log_dict(self.metric(*of_two_classes(p, y)), on_step=True, on_epoch=True)
+
+
+def update_binary(self: Any, p: Tensor, y: Tensor, losses: Tensor) -> None:
+    self.metric.update(*of_two_classes(p, y))
+    self.log_dict(self.metric.compute())
+
+
+def binary() -> Any:
+    kinds = (BinaryAccuracy, BinaryPrecision, BinaryRecall, BinaryAUROC)
+    return torchmetrics.MetricCollection([kind() for kind in kinds])
+
+
 CASES: dict[str, tuple[Step, Callable[[], Any]]] = {
     "step": (logs_value(on_step=True, on_epoch=False, prog_bar=True), nothing),
     "epoch": (logs_value(on_step=False, on_epoch=True), nothing),
@@ -203,6 +230,8 @@ CASES: dict[str, tuple[Step, Callable[[], Any]]] = {
     "metric": (call_metric, f1),
     "answer": (log_answer, f1),
     "list states": (log_answer, lambda: MulticlassAUROC(3)),
+    "scores or probabilities": (call_binary, binary),
+    "scores or probabilities, updated": (update_binary, binary),
     "computed": (update_compute_reset, f1),
     "collection": (log_collection, collection),
     "updated collection": (update_collection, collection),

@@ -197,8 +197,9 @@ class MetricParts:
         else:
             update(*args, **kwargs)
             for first, *others in private.metric_groups(collection):
-                for other in others:
-                    self._local[id(other), number] = self._local.get((id(first), number))
+                seen = self._local.get((id(first), number))
+                for other in others:  # which is of another kind than a copy of the first
+                    self._local[id(other), number] = private.metric_state(seen) if isinstance(seen, nn.Module) else seen
         self._note(collection, "update", number).pieces[number] = None
 
 
