@@ -53,6 +53,9 @@ class SelfBalance:
     def split_batch(self, batch: Any, n: int) -> Sequence[Any] | None:
         """The batch in parts, where tensors cannot be split along one dimension: graphs, packed tokens.
 
+        It is asked while the run is planned, too, for a batch on the host. Parts that do not say how many samples they
+        have, as `num_graphs` or by first dimensions that agree, need a `loss_weight`.
+
         Example:
             def split_batch(self, batch, n):
                 graphs = batch.to_data_list()
@@ -60,7 +63,7 @@ class SelfBalance:
 
         Args:
             batch: what a step is given, on its device.
-            n: how many parts are wanted; fewer may be given.
+            n: how many parts are wanted; fewer may be given, and there are fewer micro-batches then.
 
         Returns:
             Parts, each like a batch, every sample in one of them. `None`, unless overridden: tensors, and lists with

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from autobalance import SelfBalance, simulate
 from autobalance.execution.batches.by_hook import sizes_of
+from autobalance.execution.batches.packed import sequences_between
 from autobalance.execution.batches.sample_layout import UnsplittableBatchError, layout_of, samples_of
 from autobalance.execution.batches.splitting import part_sizes, parts_of, split, weights
 
@@ -209,6 +210,52 @@ def test_a_hook_that_gives_no_parts_is_named() -> None:
         parts_of(SimpleNamespace(split_batch=lambda batch, n: batch), rows(), 2)
     with pytest.raises(ValueError, match="together they weigh nothing"):
         weights([1, 2], [1, 1], loss_weight=lambda batch: 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ([], "gives list without parts: it is asked for up to 2, each like a batch"),
+        ([rows(0), None], "gives list without parts that have samples: it is asked for up to 2"),
+        ([rows(1), rows(2), rows(2)], "gives 3 parts, but is asked for up to 2"),
+        ((rows(1), rows(2)), "loses samples: its parts have 1 + 2 = 3 of the 5 of a batch"),
+    ],
+)
+def test_what_a_hook_gives_is_held_to_what_it_is_asked_for(made: Any, told: str) -> None:
+    module = SimpleNamespace(split_batch=lambda batch, n: made)
+    with pytest.raises(UnsplittableBatchError, match="`split_batch` of SimpleNamespace") as error:
+        parts_of(module, rows(), 2)
+    assert told in str(error.value)
+
+
+def test_parts_without_samples_are_left_out() -> None:
+    parts = parts_of(SimpleNamespace(split_batch=lambda batch, n: [rows(5), rows(0)]), rows(), 2)
+    assert (parts.sizes, parts.weights, parts.is_by_hook) == ([5], [1.0], True)
+
+
+def test_parts_whose_first_dimension_is_not_that_of_samples_lose_none() -> None:
+    in_time = SimpleNamespace(split_batch=lambda batch, n: batch.tensor_split(n, dim=1))
+    assert [part.shape for part in parts_of(in_time, torch.zeros(4, 5), 2).batches] == [(4, 3), (4, 2)]
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("between", [(0, 7), (0, 3), (2, 6), (6, 7)])
+def test_sequences_of_a_packed_batch(is_sorted: bool, between: tuple[int, int]) -> None:
+    lengths = [9, 8, 6, 6, 3, 2, 1] if is_sorted else [6, 1, 9, 3, 8, 2, 6]
+    sequences = [torch.randn(length, 3) for length in lengths]
+    packed = pack_sequence(sequences, enforce_sorted=is_sorted)
+    some = sequences_between(packed, *between)
+    expected = pack_sequence(sequences[slice(*between)], enforce_sorted=is_sorted)
+    assert torch.equal(some.batch_sizes, expected.batch_sizes)
+    assert (some.sorted_indices is None) == is_sorted
+    torch.testing.assert_close(unpack_sequence(some), sequences[slice(*between)], rtol=0, atol=0)
+
+
+def test_gradients_reach_a_packed_batch_through_its_parts() -> None:
+    leaf = torch.randn(6, 2, requires_grad=True)
+    packed = pack_sequence([leaf[:3], leaf[3:5], leaf[5:]])
+    sum(part.data.square().sum() for part in split(packed, 2)).backward()
+    torch.testing.assert_close(leaf.grad, 2 * leaf.detach())
 
 
 def test_parts_whose_samples_cannot_be_told_count_alike() -> None:

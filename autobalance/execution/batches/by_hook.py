@@ -54,6 +54,20 @@ def parts_by_hook(module: Any, batch: Any, count: int) -> list[Any] | None:
     return found
 
 
+def can_be_split(module: Any, part: Any) -> bool:
+    """Whether `split_batch` makes more than one part of one that it has made.
+
+    Example:
+        >>> can_be_split(module, parts[0])
+        True
+
+    Args:
+        module: whose hook it is.
+        part: of a batch.
+    """
+    return len(parts_by_hook(module, part, 2) or ()) > 1
+
+
 def sizes_of(batches: Sequence[Any]) -> list[int]:
     """Samples of parts that the user has made.
 

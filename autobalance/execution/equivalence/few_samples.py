@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from autobalance.execution.batches.by_hook import parts_by_hook, samples_told_by
+from autobalance.execution.batches.by_hook import can_be_split, parts_by_hook, samples_told_by
 from autobalance.execution.batches.sample_layout import Layout, UnsplittableBatchError, layout_of, leaves_in, samples_of
 from autobalance.execution.batches.splitting import Parts, parts_of, samples_between
 from autobalance.placement.contents import elements_in
@@ -21,6 +21,25 @@ MOST = 5
 _SLICES = 8
 _IGNORED = (-100, 255, 0)
 """Targets that losses leave out by convention, or padding."""
+
+
+class Portion(NamedTuple):
+    """How much of a batch one part of the run has at most: the plan has memory for that.
+
+    Attributes:
+        parts: of the batch.
+        samples: in a part; 1 where nobody counts them.
+        elements: in a part.
+    """
+
+    parts: int
+    samples: int
+    elements: int
+
+    @classmethod
+    def of(cls, parts: Parts) -> Portion:
+        """That of the largest of some parts."""
+        return cls(len(parts.sizes), max(parts.sizes), max(map(elements_in, parts.batches)))
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class FewSamples:
 
 
 def few_samples(
-    module: Any, batch: Any, layout: Layout | None = None, most: int = MOST, count: int | None = None
+    module: Any, batch: Any, layout: Layout | None = None, most: int = MOST, portion: Portion | None = None
 ) -> FewSamples | None:
     """Some samples of a batch; of the first few slices, one in which samples have different numbers of ignored targets.
 
@@ -62,7 +81,7 @@ def few_samples(
         batch: what a step is given.
         layout: where the samples are.
         most: how many samples are wanted; fewer if there are fewer.
-        count: into how many parts the run splits the batch; None: nothing is said about its parts.
+        portion: how much of the batch a part of the run has; None: that is not said.
 
     Returns:
         The samples; None if the batch has only one.
@@ -72,7 +91,7 @@ def few_samples(
     """
 
     def found() -> Iterator[FewSamples]:
-        halved = (_halved(module, some, layout) for some in slices(module, batch, layout, most, count))
+        halved = (_halved(module, some, layout) for some in slices(module, batch, layout, most, portion))
         return (few for few in halved if few is not None)
 
     # Made again, so that none is held beside another: not all are views of the batch.
@@ -121,7 +140,7 @@ def _named_tensors(part: Any, size: int) -> dict[str, Tensor]:
     return {leaf.name: leaf.value for leaf in found if isinstance(leaf.value, Tensor)}
 
 
-def slices(module: Any, batch: Any, layout: Layout | None, most: int, count: int | None = None) -> Iterator[Any]:
+def slices(module: Any, batch: Any, layout: Layout | None, most: int, portion: Portion | None = None) -> Iterator[Any]:
     """Samples of a batch that stand one after the other, from its begin on, or as the user's `split_batch` gives them.
 
     None has more elements than a part of the run, if there is one that has as few. Each is made when it is asked for:
@@ -132,20 +151,16 @@ def slices(module: Any, batch: Any, layout: Layout | None, most: int, count: int
         [2, 2, 2, 2]
 
     Args:
-        module, batch, layout, count: as for `few_samples`.
+        module, batch, layout, portion: as for `few_samples`.
         most: how many samples each has at most, where they can be counted.
     """
-    made = _slices_by_hook(module, batch, most, count)
+    made = _slices_by_hook(module, batch, most, 1 if portion is None else portion.parts)
     if made is not None:
         while made:
             yield made.pop(0)
         return
     found = _slices_along(batch, layout_of(batch) if layout is None else layout, most)
-    if count is None:
-        yield from found
-        return
-    limit = max(map(elements_in, parts_of(module, batch, count, layout=layout).batches))
-    yield from _up_to(limit, found)
+    yield from found if portion is None else _up_to(portion.elements, found)
 
 
 def _up_to(limit: int, found: Iterator[Any]) -> Iterator[Any]:
@@ -170,19 +185,23 @@ def _slices_along(batch: Any, layout: Layout, most: int) -> Iterator[Any]:
         yield samples_between(batch, start, start + size, layout)
 
 
-def _slices_by_hook(module: Any, batch: Any, most: int, count: int | None) -> list[Any] | None:
+def _slices_by_hook(module: Any, batch: Any, most: int, count: int) -> list[Any] | None:
     """Samples as `split_batch` gives them: of one part of the run, or two such parts where none can be split."""
-    parts = parts_by_hook(module, batch, 1 if count is None else count)
+    parts = parts_by_hook(module, batch, count)
     if parts is None:
         return None
     largest_first = sorted(parts, key=elements_in, reverse=True)
-    some = next((part for part in largest_first if len(parts_by_hook(module, part, 2) or ()) > 1), None)
+    some = next((part for part in largest_first if can_be_split(module, part)), None)
+    pairs = -(-len(parts) // 2)
+    del parts, largest_first  # where what is made next needs the room
     if some is None:
-        pairs = parts_by_hook(module, batch, -(-len(parts) // 2)) or []
-        return [min(pairs, key=elements_in)]
-    del parts, largest_first
+        return [min(parts_by_hook(module, batch, pairs) or [], key=elements_in)]
     samples = samples_told_by(some)
-    return [some] if samples is None or samples <= most else parts_by_hook(module, some, -(-samples // most))
+    if samples is None:
+        # A half of what the plan has memory for, where that has parts itself.
+        halves = parts_by_hook(module, some, 2) or []
+        return [next((half for half in halves if can_be_split(module, half)), some)]
+    return [some] if samples <= most else parts_by_hook(module, some, -(-samples // most))
 
 
 def _halved(module: Any, some: Any, layout: Layout | None) -> FewSamples | None:

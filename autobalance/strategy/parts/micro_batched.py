@@ -13,6 +13,7 @@ from autobalance.execution.batch_norm import FEWEST_SAMPLES, deferring, install_
 from autobalance.execution.batches.sample_layout import UnsplittableBatchError
 from autobalance.execution.batches.splitting import Parts, parts_of
 from autobalance.execution.equivalence.equivalence import Verdict
+from autobalance.execution.equivalence.few_samples import Portion
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
 from autobalance.strategy.parts.inner_backwards import InnerBackwards
@@ -186,26 +187,18 @@ class MicroBatchedSteps:
         if key not in self._checked:
             trainer, logs = self._trainer, RecordedLogs(self._trainer.lightning_module)
             steps = PipelinedSteps(self._pipeline, logs)
-            sizes = self._parts(batch, trainer.training).sizes
-            if len(sizes) < 2:  # which says nothing about the next one
+            parts = self._parts(batch, trainer.training)
+            if len(parts.sizes) < 2:  # which says nothing about the next one
                 return _Checked(steps, Verdict(True))
             found = hooks_after_accumulation(trainer.lightning_module) if trainer.training else None
             if found is not None:  # set since the plan was made
                 verdict = Verdict(False, found)
             else:
-                # One less than a micro-batch has, for what the test itself holds. Of others in flight, stages hold
-                # little where blocks run again or offload.
-                most = max(sizes) - 1
+                portion = Portion.of(parts)
+                del parts  # the test makes its own
                 with Toggled(trainer.lightning_module) as toggled:
                     verdict = verdict_on(
-                        trainer,
-                        step,
-                        batch,
-                        others,
-                        self._glue,
-                        most=most,
-                        has_room=self._has_room,
-                        count=self._count,
+                        trainer, step, batch, others, self._glue, has_room=self._has_room, portion=portion
                     )
                 if verdict.ok and trainer.training and (reason := toggled.against(trainer.strategy.plan.schedule)):
                     verdict = Verdict(False, reason)

@@ -14,20 +14,24 @@ from torch import Tensor
 from autobalance.execution.batches.merging import Rule
 from autobalance.execution.batches.sample_layout import Layout
 from autobalance.execution.equivalence.equivalence import Outcome, Verdict, equivalent
-from autobalance.execution.equivalence.few_samples import MOST, FewSamples, few_samples
+from autobalance.execution.equivalence.few_samples import MOST, FewSamples, Portion, few_samples
+from autobalance.placement.contents import elements_in
 from autobalance.strategy.parts.pipelined import loss_of, without_graph
 from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.room_for_test import FEWEST
 from autobalance.strategy.trials.metrics import is_metric
 from autobalance.strategy.trials.stand_ins import Silent
 
+_SPARE = 0.75
+"""Share of a micro-batch's elements that leaves enough for what the test itself holds."""
 _GRADIENTS_UNTESTED = (
-    "A batch is split into single samples. Two at once might need more memory with their gradients than is planned, so "
-    "loss, outputs and logs of parts were compared with those of the whole, but gradients were not."
+    "A batch is split into parts of one or two samples. Two at once might need more memory with their gradients than "
+    "is planned, so loss, outputs and logs of parts were compared with those of the whole, but gradients were not."
 )
 _UNTESTED = (
-    "A batch is split into single samples, and two at once might need more memory with their gradients than is "
-    "planned. As the step does not run without them, it was not tested whether parts of a batch give what it gives."
+    "A batch is split into parts of one or two samples, and two at once might need more memory with their gradients "
+    "than is planned. As the step does not run without them, it was not tested whether parts of a batch give what it "
+    "gives."
 )
 
 
@@ -38,9 +42,8 @@ def verdict_on(
     others: tuple[Any, ...],
     glue: Callable[[], AbstractContextManager[None]],
     layout: Layout | None = None,
-    most: int = MOST,
     has_room: Callable[[], bool] = lambda: False,
-    count: int | None = None,
+    portion: Portion | None = None,
 ) -> Verdict:
     """Whether the Trainer's present step may run on parts of a batch.
 
@@ -58,31 +61,36 @@ def verdict_on(
         others: what else the step takes.
         glue: the context for the user's code.
         layout: where the batch has its samples.
-        most: how many samples at once the plan has memory for.
         has_room: asked after a backward of one sample, if that is all: whether two fit as well. If not, they are
             run without a graph, which holds less than one with it, and gradients are not compared.
-        count: into how many parts the run splits the batch.
+        portion: how much of the batch a part of the run has, and so, how much the plan has memory for; None: any.
 
     Returns:
         The verdict; of a batch of one sample, that it may.
     """
     test = _Test(trainer, step, others, glue)
-    if trainer.training and most < FEWEST:
-        return _on_single_samples(test, few_samples(trainer.lightning_module, batch, layout, FEWEST, count), has_room)
+    # One less than a micro-batch has, for what the test itself holds. Of others in flight, stages hold little where
+    # blocks run again or offload.
+    most = MOST if portion is None else portion.samples - 1
     verdict = Verdict(True)
     for samples in (min(MOST, max(most, FEWEST)), FEWEST):
-        few = few_samples(trainer.lightning_module, batch, layout, samples, count)
+        few = few_samples(trainer.lightning_module, batch, layout, samples, portion)
         if few is None:
             return verdict
+        if trainer.training and portion is not None and most < FEWEST and not _is_spare(few, portion):
+            return _on_single_samples(test, few, has_room)
         verdict = test.on(few)
         if not verdict.note:
             break
     return verdict
 
 
-def _on_single_samples(test: _Test, few: FewSamples | None, has_room: Callable[[], bool]) -> Verdict:
-    if few is None:
-        return Verdict(True)
+def _is_spare(few: FewSamples, portion: Portion) -> bool:
+    """Whether samples that nobody counts are clearly less than a micro-batch."""
+    return elements_in(few.whole) <= _SPARE * portion.elements
+
+
+def _on_single_samples(test: _Test, few: FewSamples, has_room: Callable[[], bool]) -> Verdict:
     test.on(FewSamples(few.parts[0], few.parts[:1], few.sizes[:1]))
     if has_room():
         return test.on(few)

@@ -17,6 +17,7 @@ from autobalance.compat import (
     is_batch_norm,
     is_instance_norm,
 )
+from autobalance.execution.batches.by_hook import samples_told_by
 from autobalance.execution.batches.sample_layout import UnsplittableBatchError
 from autobalance.execution.batches.splitting import parts_of
 from autobalance.strategy.options import Options
@@ -58,7 +59,7 @@ def reasons(
     return [
         *against_overlap(trainer, module, optimizers),
         *_from_batch_norm(trainer, module, options),
-        *([] if batch is None else _from_batch(module, batch)),
+        *([] if batch is None else _from_batch(trainer, module, batch)),
     ]
 
 
@@ -250,9 +251,27 @@ def _named(found: Sequence[tuple[str, nn.Module]]) -> str:
     return listed([f"{name}` ({type(part).__name__})" for name, part in found], closing="")
 
 
-def _from_batch(module: Any, batch: Any) -> list[str]:
+def _from_batch(trainer: Any, module: Any, batch: Any) -> list[str]:
     try:
         parts = parts_of(module, batch, 2)
     except UnsplittableBatchError as error:
         return [str(error).rstrip(".")]
-    return [] if len(parts.batches) > 1 else ["a batch has one sample"]
+    except Exception as error:  # of the user's own hooks
+        said = str(error).strip().split("\n")[0].rstrip(".")
+        return [f"splitting a batch, as `split_batch` and `loss_weight` say, raised {type(error).__name__}: {said}"]
+    if len(parts.batches) < 2:
+        return ["`split_batch` makes one part of a batch" if parts.is_by_hook else "a batch has one sample"]
+    if trainer.state.fn == "predict" or not parts.is_by_hook or _are_weighed(module, parts.batches):
+        return []
+    return [
+        "how many samples each part of a batch has is not known, and so neither how much its loss counts: give parts "
+        "`num_graphs`, or define `loss_weight(self, batch)` in the LightningModule"
+    ]
+
+
+def _are_weighed(module: Any, parts: Sequence[Any]) -> bool:
+    """Whether samples of parts that the user has made are counted, or else weighed by a hook."""
+    if all(samples_told_by(part) is not None for part in parts):
+        return True
+    hook = getattr(module, "loss_weight", None)
+    return callable(hook) and hook(parts[0]) is not None

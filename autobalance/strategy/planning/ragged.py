@@ -17,7 +17,7 @@ from autobalance.errors import InfeasiblePlanError
 from autobalance.execution.batch_norm import FEWEST_SAMPLES
 from autobalance.execution.batches.host_parts import HostParts
 from autobalance.execution.batches.splitting import parts_of
-from autobalance.execution.equivalence.few_samples import slices
+from autobalance.execution.equivalence.few_samples import Portion, slices
 from autobalance.partitioning.chains.policies import NEARLY
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.contents import elements_in
@@ -92,24 +92,22 @@ def plan_in_parts(
         try:
             return checked_plan(way.profiler, way.profile, devices, way.options)
         except InfeasiblePlanError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            refused.append(error)
+    raise min(refused, key=_shortage)
 
 
 def _ways(
     trainer: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
-) -> tuple[list[_Way], InfeasiblePlanError | None]:
-    """Whole batches, and twice as many parts each time as long as that gains, with why the first did not fit."""
+) -> tuple[list[_Way], list[InfeasiblePlanError]]:
+    """Whole batches, and twice as many parts each time as long as that gains; beside them why others do not fit."""
     found: list[_Way] = []
-    refused: InfeasiblePlanError | None = None
+    refused: list[InfeasiblePlanError] = []
 
     def try_way(profiler: Profiler, profile: Profile, options: Options) -> None:
-        nonlocal refused
         try:
             found.append(_Way(profiler, profile, options, searched(profile, devices, options)))
         except InfeasiblePlanError as error:
-            refused = refused or error
+            refused.append(error)
 
     if options.schedule == "auto":
         try_way(profiler, profile, options.whole)
@@ -121,6 +119,11 @@ def _ways(
         made = _made(cut)
         try_way(cut, _profile_of_part(cut), replace(options, micro_batches=made))
     return found, refused
+
+
+def _shortage(error: InfeasiblePlanError) -> int:
+    """Bytes that are missing on all devices together."""
+    return sum(max(0, need - budget) for need, budget in zip(error.need, error.budget, strict=True))
 
 
 def _is_enough(found: Sequence[_Way], made: int, most: int) -> bool:
@@ -161,7 +164,7 @@ def _in_parts(trainer: Any, batch: Batch, count: int) -> Batch:
     parts = parts_of(module, whole, count, fewest=FEWEST_SAMPLES if has_norms else 1)
     few = None
     if max(parts.sizes) < FEWEST and len(parts.sizes) > 1:
-        few = max(slices(module, whole, None, FEWEST, count), key=elements_in)
+        few = max(slices(module, whole, None, FEWEST, Portion.of(parts)), key=elements_in)
     return replace(batch, in_parts=HostParts(whole, parts, few))
 
 

@@ -1,0 +1,58 @@
+"""Parts made on the host reach a device as the run has them: views of the batch, or with memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from autobalance import simulate
+from autobalance.strategy.trials.sending import sent
+
+
+class Movable:
+    """Has a `.to`, as the batches of many libraries do."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Movable:
+        raise AssertionError("its `.to` knows nothing of memory that is shared")
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    with simulate(1):
+        yield torch.device("simulated:0")
+
+
+def test_views_of_the_batch_stay_views_of_it(device: torch.device) -> None:
+    batch = torch.arange(12.0).view(3, 4)
+    moved = batch.to(device)
+    before = torch.get_device_module(device).memory_allocated(0)
+    parts = sent([(part, "train") for part in batch.tensor_split(2, dim=1)], device, batch, moved)
+    assert torch.get_device_module(device).memory_allocated(0) == before
+    for (part, _), expected in zip(parts, batch.tensor_split(2, dim=1), strict=True):
+        assert part.device == device
+        torch.testing.assert_close(part.cpu(), expected)
+    parts[0][0].zero_()
+    assert moved.cpu()[:, :2].abs().sum() == 0
+
+
+def test_what_shares_memory_of_its_own_shares_it_on_the_device(device: torch.device) -> None:
+    batch = torch.arange(2000.0)
+    taken = batch[torch.randperm(2000)]
+    moved = batch.to(device)
+    before = torch.get_device_module(device).memory_allocated(0)
+    parts = sent([Movable(part) for part in taken.split(500)], device, batch, moved)
+    assert torch.get_device_module(device).memory_allocated(0) - before == 8192  # 8,000 bytes, rounded up
+    assert torch.equal(torch.cat([part.x.cpu() for part in parts]), taken)
+
+
+def test_a_batch_that_is_another_on_the_device_shares_nothing(device: torch.device) -> None:
+    batch = torch.arange(4.0)
+    (part,) = sent([batch[:2]], device, batch, batch.to(device, torch.bfloat16))
+    assert part.dtype is torch.float32
+    assert part.tolist() == [0.0, 1.0]
