@@ -204,6 +204,27 @@ def update_binary(self: Any, p: Tensor, y: Tensor, losses: Tensor) -> None:
     self.log_dict(self.metric.compute())
 
 
+def call_with_other_lengths(self: Any, p: Tensor, y: Tensor, losses: Tensor) -> None:
+    metric, classes = self.metric, torch.tensor([3.0, 1.0, 2.0])
+    scores, labels = of_two_classes(p, y)
+    metric["flat"](p.flatten() + 0.5, nn.functional.one_hot(y, 3).flatten())
+    metric["some"](scores[y != 1], target=labels[y != 1])
+    metric["weighted"](p, classes, y)
+    for name in ("flat", "some", "weighted"):
+        self.log(name, metric[name], on_step=True, on_epoch=True)
+
+
+class Weighted(Scores):
+    """Is given something that is not of samples."""
+
+    def update(self, scores: Tensor, classes: Tensor, labels: Tensor) -> None:  # type: ignore[override]
+        super().update((scores * classes).sum(1) / classes[labels])
+
+
+def with_other_lengths() -> Any:
+    return nn.ModuleDict({"flat": BinaryAccuracy(), "some": BinaryAccuracy(), "weighted": Weighted()})
+
+
 def binary() -> Any:
     kinds = (BinaryAccuracy, BinaryPrecision, BinaryRecall, BinaryAUROC)
     return torchmetrics.MetricCollection([kind() for kind in kinds])
@@ -232,6 +253,7 @@ CASES: dict[str, tuple[Step, Callable[[], Any]]] = {
     "list states": (log_answer, lambda: MulticlassAUROC(3)),
     "scores or probabilities": (call_binary, binary),
     "scores or probabilities, updated": (update_binary, binary),
+    "other lengths": (call_with_other_lengths, with_other_lengths),
     "computed": (update_compute_reset, f1),
     "collection": (log_collection, collection),
     "updated collection": (update_collection, collection),
@@ -284,6 +306,17 @@ def in_parts(module: nn.Module, step: Callable[[int], None], count: int = 2) -> 
             with working_on(MicroBatch(number, count)):
                 step(number)
     return logs
+
+
+def test_two_arguments_for_two_samples_stay_two_arguments() -> None:
+    module = Taken(BinaryAccuracy())
+    scores, labels = torch.tensor([0.9, 0.8, 0.3, -2.0]), torch.tensor([1, 0, 0, 0])
+
+    def step(number: int) -> None:
+        module.metric(scores[2 * number : 2 * number + 2], labels[2 * number : 2 * number + 2])
+
+    in_parts(module, step).replay([2, 2], [0.5, 0.5])
+    assert module.metric.compute() == BinaryAccuracy()(scores, labels) == 0.5
 
 
 def test_nothing_is_logged_before_it_is_replayed_and_then_once() -> None:

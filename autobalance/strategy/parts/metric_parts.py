@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from autobalance.compat import metrics as private
-from autobalance.execution.batches.merge_rules import guess
-from autobalance.execution.batches.merging import adding_up, merge
+from autobalance.execution.batches.merging import adding_up
 from autobalance.execution.micro_batch import current_micro_batch
+from autobalance.strategy.parts.metric_arguments import arguments_of_whole
 from autobalance.strategy.parts.pipelined import without_graph
 from autobalance.strategy.trials.metrics import counts_samples, is_metric
 
@@ -218,7 +218,7 @@ def _make_whole(call: MetricCall, pieces: list[Any], sizes: list[int], weights: 
     elif pieces[0] is None:
         call.whole = getattr(metric, kind)()
     else:
-        args, kwargs = merge(pieces, sizes, guess(pieces, sizes), weights)
+        args, kwargs = arguments_of_whole(pieces, sizes, weights)
         call.whole = metric(*args, **kwargs) if kind == "forward" else getattr(metric, kind)(*args, **kwargs)
 
 
