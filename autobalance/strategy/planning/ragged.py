@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autobalance.compat import is_batch_norm, transferred_batch
+from autobalance.compat import apart_from, is_batch_norm, transferred_batch
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
 from autobalance.execution.batch_norm import FEWEST_SAMPLES
@@ -27,7 +27,9 @@ from autobalance.profiling.trial import Batch
 from autobalance.strategy.options import Options
 from autobalance.strategy.parts.room_for_test import FEWEST
 from autobalance.strategy.planning.checked import checked_plan, searched
+from autobalance.strategy.registration import lightning_root
 from autobalance.strategy.summary import tell
+from autobalance.strategy.trials.stand_ins import TrialTrainer
 
 _MOST_PER_DEVICE = 8
 """Parts beyond which none gain time, for each device."""
@@ -50,12 +52,18 @@ class _Way:
 def on_host(trainer: Any, batch: Batch) -> Any:
     """A batch as a step is given it, but on the host: after the precision's casts and the user's hooks.
 
+    Attributes that those hooks set are none of the module's.
+
     Args:
         trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
         batch: as the loader gives it.
     """
-    data = trainer.precision_plugin.convert_input(batch.data)
-    return transferred_batch(trainer.lightning_module, data, torch.device("cpu"), batch.loader)
+    package, here = lightning_root(trainer), torch.device("cpu")
+    assert package is not None
+    stand_in = TrialTrainer(trainer, package)
+    apart = apart_from(trainer.lightning_module, stand_in)
+    stand_in.begin(apart, here)
+    return transferred_batch(apart, trainer.precision_plugin.convert_input(batch.data), here, batch.loader)
 
 
 def plan_in_parts(
