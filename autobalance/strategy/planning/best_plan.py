@@ -32,7 +32,7 @@ from autobalance.strategy.options import Options
 from autobalance.strategy.parts.splittable import in_words
 from autobalance.strategy.planning.batch_sizes import for_any_batch
 from autobalance.strategy.planning.checked import checked_plan, searched
-from autobalance.strategy.planning.ragged import on_host, plan_in_parts
+from autobalance.strategy.planning.ragged import host_twin, on_host, plan_in_parts
 from autobalance.strategy.planning.ways import Way, choice_for
 from autobalance.strategy.summary import tell
 from autobalance.strategy.trials.trial import STEPS, LightningTrial
@@ -76,13 +76,13 @@ def best_plan(
         profile, targets = profiler.profile(), targets or planned_devices(devices)
         if not batches or not options.may_split or not _gains_by_micro_batches(profile, targets, options):
             return checked_plan(profiler, profile, targets, options)
-        whole = on_host(trainer, batches[0])
-        choice = choice_for(trainer, options, whole, len(targets), trial)
+        twin = host_twin(trainer)
+        choice = choice_for(trainer, options, on_host(twin, batches[0]), len(targets), trial)
         if choice.way is Way.WINDOW:
             return _plan_for_windows(profiler, trial, profile, targets, options)
         found: Plan | str = choice.why
         if choice.way is Way.PARTS:
-            found = _plan_for_parts(trainer, profiler, profile, whole, targets, options)
+            found = _plan_for_parts(trainer, twin, profiler, profile, targets, options)
         if isinstance(found, Plan):
             return found
         tell(trainer, found)
@@ -102,16 +102,16 @@ def _gains_by_micro_batches(profile: Profile, devices: Sequence[Device], options
 
 
 def _plan_for_parts(
-    trainer: Any, profiler: Profiler, profile: Profile, whole: Any, devices: Sequence[Device], options: Options
+    trainer: Any, twin: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
 ) -> Plan | str:
     """The best plan that splits batches where that is better, or why none can be made, in words."""
     try:
-        is_by_hook = parts_by_hook(trainer.lightning_module, whole, 2) is not None
+        is_by_hook = parts_by_hook(twin, on_host(twin, profiler.batches[0]), 2) is not None
         scaled = profile if is_by_hook else for_any_batch(profiler, profile)
         if not scaled.is_scalable and scaled.batch_size:  # its samples are coupled, or few of them take another way
             return in_words([scaled.notes[-1]])
         if not scaled.is_scalable:
-            found = plan_in_parts(trainer, profiler, profile, devices, options)
+            found = plan_in_parts(trainer, twin, profiler, profile, devices, options)
             return found if isinstance(found, Plan) else in_words([found])
         asked = options.micro_batches
         if isinstance(asked, int) and asked > scaled.batch_size:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autobalance.compat import apart_from, is_batch_norm, transferred_batch
+from autobalance.compat import is_batch_norm, transferred_batch
 from autobalance.devices.device import Device
 from autobalance.errors import InfeasiblePlanError
 from autobalance.execution.batch_norm import FEWEST_SAMPLES
@@ -21,6 +21,7 @@ from autobalance.execution.equivalence.few_samples import Portion, slices
 from autobalance.partitioning.chains.policies import NEARLY
 from autobalance.partitioning.plan import Plan
 from autobalance.placement.contents import elements_in
+from autobalance.profiling.copying import copy_module
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
 from autobalance.profiling.trial import Batch
@@ -31,6 +32,7 @@ from autobalance.strategy.registration import lightning_root
 from autobalance.strategy.summary import tell
 from autobalance.strategy.trials.stand_ins import TrialTrainer
 
+_HOST = torch.device("cpu")
 _MOST_PER_DEVICE = 8
 """Parts beyond which none gain time, for each device."""
 
@@ -49,30 +51,40 @@ class _Way:
         return self.plan.objective == "step time"
 
 
-def on_host(trainer: Any, batch: Batch) -> Any:
-    """A batch as a step is given it, but on the host: after the precision's casts and the user's hooks.
-
-    Attributes that those hooks set are none of the module's.
+def host_twin(trainer: Any) -> Any:
+    """A copy of the module that shares its weights, for the user's hooks on batches to run on the host and leave no
+    trace.
 
     Args:
         trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
-        batch: as the loader gives it.
     """
-    package, here = lightning_root(trainer), torch.device("cpu")
+    package = lightning_root(trainer)
     assert package is not None
     stand_in = TrialTrainer(trainer, package)
-    apart = apart_from(trainer.lightning_module, stand_in)
-    stand_in.begin(apart, here)
-    return transferred_batch(apart, trainer.precision_plugin.convert_input(batch.data), here, batch.loader)
+    twin, _ = copy_module(trainer.lightning_module, lambda tensor: tensor, {id(trainer): stand_in})
+    stand_in.begin(twin, _HOST)
+    return twin
+
+
+def on_host(twin: Any, batch: Batch) -> Any:
+    """A batch as a step is given it, but on the host: after the precision's casts and the user's hooks.
+
+    Args:
+        twin: by `host_twin`.
+        batch: as the loader gives it.
+    """
+    data = twin.trainer.precision_plugin.convert_input(batch.data)
+    return transferred_batch(twin, data, _HOST, batch.loader)
 
 
 def plan_in_parts(
-    trainer: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
+    trainer: Any, twin: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
 ) -> Plan | str:
     """The best plan for a batch of which only parts themselves tell what they take.
 
     Args:
         trainer: a Trainer inside `fit`, `validate`, `test` or `predict`.
+        twin: by `host_twin`.
         profiler: of the run's batches.
         profile: of the run's batches as they are.
         devices: what there is.
@@ -86,7 +98,7 @@ def plan_in_parts(
     """
     asked = options.micro_batches
     if isinstance(asked, int):
-        cut = _cut(trainer, profiler, asked)
+        cut = _cut(twin, profiler, options, asked)
         made = _made(cut)
         told = f"`split_batch` makes {made} part{'s' * (made != 1)} of the {cut.batches[0].name}, not {asked}"
         if made == 1:
@@ -95,7 +107,7 @@ def plan_in_parts(
             tell(trainer, f"{told}: this is how many micro-batches there are.")
         part = _profile_of_part(cut)
         return checked_plan(cut, part, devices, replace(options, micro_batches=made))
-    ways, refused = _ways(trainer, profiler, profile, devices, options)
+    ways, refused = _ways(twin, profiler, profile, devices, options)
     for way in _best_first(ways):
         try:
             return checked_plan(way.profiler, way.profile, devices, way.options)
@@ -105,7 +117,7 @@ def plan_in_parts(
 
 
 def _ways(
-    trainer: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
+    twin: Any, profiler: Profiler, profile: Profile, devices: Sequence[Device], options: Options
 ) -> tuple[list[_Way], list[InfeasiblePlanError]]:
     """Whole batches, and twice as many parts each time as long as that gains; beside them why others do not fit."""
     found: list[_Way] = []
@@ -121,7 +133,7 @@ def _ways(
         try_way(profiler, profile, options.whole)
     made = 1
     while not _is_enough(found, made, _MOST_PER_DEVICE * len(devices)):
-        cut = _cut(trainer, profiler, 2 * made)
+        cut = _cut(twin, profiler, options, 2 * made)
         if _made(cut) <= made:
             break
         made = _made(cut)
@@ -153,9 +165,9 @@ def _best_first(ways: Sequence[_Way]) -> list[_Way]:
     return sorted(ways, key=rank)
 
 
-def _cut(trainer: Any, profiler: Profiler, count: int) -> Profiler:
+def _cut(twin: Any, profiler: Profiler, options: Options, count: int) -> Profiler:
     """The same for batches in parts."""
-    return replace(profiler, batches=[_in_parts(trainer, batch, count) for batch in profiler.batches])
+    return replace(profiler, batches=[_in_parts(twin, batch, options, count) for batch in profiler.batches])
 
 
 def _made(cut: Profiler) -> int:
@@ -165,14 +177,14 @@ def _made(cut: Profiler) -> int:
     return len(first.parts.sizes)
 
 
-def _in_parts(trainer: Any, batch: Batch, count: int) -> Batch:
-    module, whole = trainer.lightning_module, on_host(trainer, batch)
-    defers = batch.kind == "train" and trainer.strategy.options.batch_norm == "deferred"
-    has_norms = defers and any(is_batch_norm(part) and part.training for part in module.modules())
-    parts = parts_of(module, whole, count, fewest=FEWEST_SAMPLES if has_norms else 1)
+def _in_parts(twin: Any, batch: Batch, options: Options, count: int) -> Batch:
+    whole = on_host(twin, batch)
+    defers = batch.kind == "train" and options.batch_norm == "deferred"
+    has_norms = defers and any(is_batch_norm(part) and part.training for part in twin.modules())
+    parts = parts_of(twin, whole, count, fewest=FEWEST_SAMPLES if has_norms else 1)
     few = None
     if max(parts.sizes) < FEWEST and len(parts.sizes) > 1:
-        few = max(slices(module, whole, None, FEWEST, Portion.of(parts)), key=elements_in)
+        few = max(slices(twin, whole, None, FEWEST, Portion.of(parts)), key=elements_in)
     return replace(batch, in_parts=HostParts(whole, parts, few))
 
 
