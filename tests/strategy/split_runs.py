@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from autobalance.strategy.registration import strategy_class
 
 WIDTH, CLASSES, DEVICES = 8, 3, 4
-by_schedule = pytest.mark.parametrize(
-    ("lightning", "schedule"), [("pytorch_lightning", "gpipe"), ("lightning.pytorch", "1f1b")], indirect=["lightning"]
-)
+RUNS = [("pytorch_lightning", "gpipe"), ("lightning.pytorch", "1f1b")]
+by_schedule = pytest.mark.parametrize(("lightning", "schedule"), RUNS, indirect=["lightning"])
 """Both schedules and both packages, in two runs."""
 WAYS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "micro-batches": (4, {}, 8),
@@ -28,6 +27,21 @@ WAYS: dict[str, tuple[Any, dict[str, Any], int]] = {
 }
 """The strategy's micro-batches, the Trainer's options, and samples of a batch: four parts and eight samples a step."""
 by_way = pytest.mark.parametrize("way", WAYS)
+
+
+def in_turn(names: str | tuple[str, ...], *values: Any) -> pytest.MarkDecorator:
+    """Each of `values` once, under both schedules and packages by turns: where the two have little to do with it.
+
+    Args:
+        names: of what the test is given.
+        values: one for each run; with several names, a tuple.
+    """
+    given = (names,) if isinstance(names, str) else names
+    rows = [
+        (*RUNS[index % len(RUNS)], *([value] if isinstance(names, str) else value))
+        for index, value in enumerate(values)
+    ]
+    return pytest.mark.parametrize(("lightning", "schedule", *given), rows, indirect=["lightning"], ids=str)
 
 
 def data(samples: int = 24, batch_size: int = 8) -> DataLoader[Any]:

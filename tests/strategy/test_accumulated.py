@@ -22,6 +22,7 @@ from tests.strategy.split_runs import (
     fit,
     fit_alone,
     fit_split,
+    in_turn,
     make,
     strategy_of,
 )
@@ -131,16 +132,13 @@ def fit_both(
     return split, alone
 
 
-@by_schedule
-@pytest.mark.parametrize(
+@in_turn(
     "options",
-    [
-        {},
-        {"limit_train_batches": 5, "gradient_clip_val": 0.1},
-        {"val_check_interval": 2},
-        {"max_steps": 3, "max_epochs": -1},
-    ],
-    ids=str,
+    {},
+    {},
+    {"limit_train_batches": 5, "gradient_clip_val": 0.1},
+    {"val_check_interval": 2},
+    {"max_steps": 3, "max_epochs": -1},
 )
 def test_windows_train_log_and_count_as_batches_one_after_the_other(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, options: dict[str, Any]
@@ -179,9 +177,8 @@ def test_windows_grow_with_a_schedule_of_accumulation(
     )
 
 
-@by_schedule
+@in_turn("skipped", {1, 2}, {4, 7}, {4, 5, 6, 7})
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-@pytest.mark.parametrize("skipped", [{1, 2}, {4, 7}, {4, 5, 6, 7}], ids=["inside", "first and last", "a whole window"])
 def test_batches_without_a_loss_are_skipped_as_in_plain_lightning(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, skipped: set[int]
 ) -> None:
@@ -249,8 +246,7 @@ def test_loaders_without_a_length(lightning: ModuleType, trainer: Callable[..., 
     fit_both(lightning, trainer, schedule, loaders)
 
 
-@by_schedule
-@pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
+@in_turn("precision", "16-true", "bf16-true")
 def test_half_precision(lightning: ModuleType, trainer: Callable[..., Any], schedule: str, precision: str) -> None:
     options: dict[str, Any] = {"accumulate_grad_batches": 4, "max_epochs": 2, "precision": precision}
     loaders = [data(14, 2), data(6, 2)]
@@ -264,10 +260,9 @@ def test_half_precision(lightning: ModuleType, trainer: Callable[..., Any], sche
     assert sorted(split.model.transferred) == sorted(alone.model.transferred)
 
 
-@by_schedule
+@in_turn("steps", 1, 2)
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-@pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_goes_on_from_a_checkpoint_within_an_epoch(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, tmp_path: Any, steps: int
 ) -> None:
@@ -302,8 +297,7 @@ def test_a_run_goes_on_from_a_checkpoint_within_an_epoch(
     compare(split_after, expected)
 
 
-@by_schedule
-@pytest.mark.parametrize("in_step", [True, False], ids=["in the step", "between steps"])
+@in_turn("in_step", False, True)
 def test_a_fit_after_one_that_failed_in_a_window_trains_all_the_same(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, in_step: bool
 ) -> None:

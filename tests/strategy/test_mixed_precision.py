@@ -13,12 +13,11 @@ from torch import Tensor
 from tests.strategy.split_runs import (
     WAYS,
     Fitted,
-    by_schedule,
-    by_way,
     compare,
     data,
     fit_alone,
     fit_split,
+    in_turn,
     make,
     strategy_of,
 )
@@ -58,16 +57,14 @@ def fit_both(
     return split, alone
 
 
-@by_schedule
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+@in_turn("precision", "16-mixed", "bf16-mixed")
 def test_losses_and_weights_are_those_of_the_unsplit_model(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, precision: str
 ) -> None:
     fit_both(lightning, trainer, schedule, precision)
 
 
-@by_schedule
-@by_way
+@in_turn("way", "a window", "micro-batches")
 def test_a_step_is_skipped_where_one_part_overflows_on_one_device(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, way: str
 ) -> None:

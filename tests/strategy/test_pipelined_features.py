@@ -26,11 +26,25 @@ from tests.strategy.split_runs import (
     data,
     fit_alone,
     fit_split,
+    in_turn,
     make,
     strategy_of,
 )
 
 pytestmark = pytest.mark.usefixtures("simulated")
+
+
+PLANS: dict[str, Any] = {}
+
+
+def known_plan(lightning: ModuleType, trainer: Callable[..., Any], schedule: str) -> Any:
+    """The plan under a schedule of the model and its batches as they are, made once."""
+    if schedule not in PLANS:
+        strategy = strategy_of(lightning, schedule)
+        few: dict[str, Any] = {"max_epochs": 2, "limit_train_batches": 1}  # of one epoch, less is logged at once
+        trainer(strategy=strategy, **few).fit(make(lightning), data(), data())
+        PLANS[schedule] = strategy.plan
+    return PLANS[schedule]
 
 
 def fit_both(
@@ -43,13 +57,19 @@ def fit_both(
     strategy: dict[str, Any] | None = None,
     reaches: float = 0.995,
     beside: int = 0,
+    is_planned: bool = False,
     **options: Any,
 ) -> tuple[Fitted, Fitted]:
-    """The same fit in micro-batches and alone, compared."""
+    """The same fit in micro-batches and alone, compared.
+
+    Args:
+        is_planned: whether the plan is made already, as that of the model and its batches as they are.
+    """
     model = model or (lambda: make(lightning))
     options = {"max_epochs": 2, **options}
     alone = fit_alone(lightning, trainer, model(), loaders(), callbacks=callbacks(), **options)
-    made = strategy_of(lightning, schedule, **(strategy or {}))
+    asked = {"plan": known_plan(lightning, trainer, schedule)} if is_planned else {}
+    made = strategy_of(lightning, schedule, **asked, **(strategy or {}))
     split = fit_split(
         lightning, trainer, model(), loaders(), made, reaches, beside=beside, callbacks=callbacks(), **options
     )
@@ -57,16 +77,13 @@ def fit_both(
     return split, alone
 
 
-@by_schedule
-@pytest.mark.parametrize(
+@in_turn(
     "options",
-    [
-        {"gradient_clip_val": 0.1},
-        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        {"accumulate_grad_batches": 3, "limit_train_batches": 5},
-        {"max_steps": 8, "max_epochs": -1},
-    ],
-    ids=str,
+    {"accumulate_grad_batches": 3, "limit_train_batches": 5},
+    {"accumulate_grad_batches": 3, "limit_train_batches": 5},
+    {"gradient_clip_val": 0.1},
+    {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    {"max_steps": 8, "max_epochs": -1},
 )
 def test_training_options(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, options: dict[str, Any]
@@ -115,8 +132,7 @@ def watching(base: Any) -> type:
     return Watching
 
 
-@by_schedule
-@pytest.mark.parametrize("accumulated", [1, 3])
+@in_turn("accumulated", 3, 1)
 def test_hooks_see_the_gradients_of_whole_batches(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, accumulated: int
 ) -> None:
@@ -147,8 +163,7 @@ def test_parameters_in_no_optimizer_add_up_their_gradients(
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@by_schedule
-@pytest.mark.parametrize("accumulated", [1, 3])
+@in_turn("accumulated", 1, 3)
 def test_hooks_on_parameters_see_the_gradient_of_a_whole_batch(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, accumulated: int
 ) -> None:
@@ -194,18 +209,15 @@ def test_a_loss_that_ignores_targets_is_weighted_by_what_it_counts(
     fit_both(lightning, trainer, schedule, lambda: make(lightning, **attributes), loaders)
 
 
-@by_schedule
-@pytest.mark.parametrize("samples", [17, 27], ids=["a last batch of one", "a last batch of three"])
+@in_turn("samples", 17, 27)  # a last batch of one, or of three
 def test_batches_that_do_not_divide(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, samples: int
 ) -> None:
-    fit_both(lightning, trainer, schedule, loaders=lambda: [data(samples), data(samples, 5)])
+    fit_both(lightning, trainer, schedule, loaders=lambda: [data(samples), data(samples, 5)], is_planned=True)
 
 
-@by_schedule
+@in_turn(("reentrant", "blocks"), (False, 1), (False, 2), (True, 2), (True, 1))
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in validation
-@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
-@pytest.mark.parametrize("blocks", [1, 2])
 def test_checkpointing_by_the_user(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, reentrant: bool, blocks: int
 ) -> None:
@@ -291,18 +303,15 @@ def test_deferred_batch_norm_keeps_statistics_of_the_full_batch(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@by_schedule
-def test_averages_of_weights(lightning: ModuleType, trainer: Callable[..., Any], schedule: str) -> None:
-    callbacks = lightning.callbacks
+@in_turn("kind", "moving", "stochastic")
+def test_averages_of_weights(lightning: ModuleType, trainer: Callable[..., Any], schedule: str, kind: str) -> None:
+    def averaging() -> list[Any]:
+        if kind == "moving":
+            return [lightning.callbacks.WeightAveraging(device="cpu", avg_fn=get_ema_avg_fn(0.9))]
+        return [lightning.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1)]
 
-    def moving() -> list[Any]:
-        return [callbacks.WeightAveraging(device="cpu", avg_fn=get_ema_avg_fn(0.9))]
-
-    def stochastic() -> list[Any]:
-        return [callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1)]
-
-    fit_both(lightning, trainer, schedule, callbacks=moving, reaches=0, beside=512)  # the number of averages
-    fit_both(lightning, trainer, schedule, callbacks=stochastic, reaches=0, beside=512, max_epochs=4)
+    options: dict[str, Any] = {"reaches": 0, "beside": 512, "max_epochs": 4, "is_planned": True}
+    fit_both(lightning, trainer, schedule, callbacks=averaging, **options)  # beside it is the number of averages
 
 
 @by_schedule
@@ -311,12 +320,11 @@ def test_runs_that_stop_early(lightning: ModuleType, trainer: Callable[..., Any]
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             trainer.should_stop = trainer.current_epoch == 1 and batch_idx == 1
 
-    split, _ = fit_both(lightning, trainer, schedule, callbacks=lambda: [Stop()], max_epochs=4)
+    split, _ = fit_both(lightning, trainer, schedule, callbacks=lambda: [Stop()], max_epochs=4, is_planned=True)
     assert split.trainer.global_step == 5
     patient = lightning.callbacks.EarlyStopping
-    split, _ = fit_both(
-        lightning, trainer, schedule, callbacks=lambda: [patient("val", patience=1, min_delta=9.0)], max_epochs=9
-    )
+    stopping: Callable[[], list[Any]] = lambda: [patient("val", patience=1, min_delta=9.0)]
+    split, _ = fit_both(lightning, trainer, schedule, callbacks=stopping, max_epochs=9, is_planned=True)
     assert split.trainer.current_epoch == 2
 
 
@@ -340,7 +348,7 @@ def test_checkpoints_go_from_split_to_plain_and_back(
         name: fit_alone(lightning, trainer, make(lightning), loaders, tmp_path / name / middle, max_epochs=2)
         for name in ("plain", "split")
     }
-    strategy, path = strategy_of(lightning, schedule), tmp_path / "plain" / middle
+    strategy, path = strategy_of(lightning, schedule, plan=strategy.plan), tmp_path / "plain" / middle
     goes_on = fit_split(
         lightning, trainer, make(lightning), loaders, strategy, reaches=0, ckpt_path=path, max_epochs=2
     )  # fmt: skip
@@ -348,9 +356,8 @@ def test_checkpoints_go_from_split_to_plain_and_back(
     compare(goes_on, resumed["plain"])
 
 
-@by_schedule
 def test_the_batch_size_finder_plans_micro_batches_of_each_size(
-    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+    lightning: ModuleType, trainer: Callable[..., Any]
 ) -> None:
     def sized() -> Any:
         loading = {name: lambda self: data(48, self.batch_size) for name in ("train_dataloader", "val_dataloader")}
@@ -363,7 +370,7 @@ def test_the_batch_size_finder_plans_micro_batches_of_each_size(
         made.fit(model)
         return Fitted(made, model, [])
 
-    strategy = strategy_of(lightning, schedule)
+    strategy = strategy_of(lightning, "1f1b")
     split = tuned(strategy=strategy)
     compare(split, tuned(accelerator="cpu", devices=1, strategy="auto"))
     assert strategy.plan.micro_batches == 4

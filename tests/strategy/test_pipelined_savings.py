@@ -16,11 +16,11 @@ from tests.strategy.split_runs import (
     CLASSES,
     DEVICES,
     WIDTH,
-    by_schedule,
     compare,
     data,
     fit_alone,
     fit_split,
+    in_turn,
     make,
     strategy_of,
 )
@@ -89,8 +89,7 @@ def make_model(lightning: ModuleType, inner: int) -> Any:
     return make(lightning, **attributes)
 
 
-@by_schedule
-@pytest.mark.parametrize("name", CASES)
+@in_turn("name", "recompute", "recompute", "offload", "offload", "host optimizer")
 def test_what_does_not_fit_otherwise_trains_as_in_plain_lightning(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, name: str
 ) -> None:
@@ -103,9 +102,8 @@ def test_what_does_not_fit_otherwise_trains_as_in_plain_lightning(
     assert case.saves(strategy.plan)
 
 
-@by_schedule
 def test_weights_that_come_from_the_host_train_as_in_plain_lightning(
-    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+    lightning: ModuleType, trainer: Callable[..., Any]
 ) -> None:
     homes: set[str] = set()
 
@@ -115,7 +113,7 @@ def test_weights_that_come_from_the_host_train_as_in_plain_lightning(
 
     loaders, inner = [data(30), data()], CASES["host optimizer"].inner
     alone = fit_alone(lightning, trainer, make_model(lightning, inner), loaders)
-    strategy = strategy_of(lightning, schedule, recompute=False)
+    strategy = strategy_of(lightning, "1f1b", recompute=False)
     compare(fit_split(lightning, trainer, make_model(lightning, inner), loaders, strategy), alone)
     every = tuple(range(DEVICES))
     streamed = strategy_class((lightning.__name__,))(plan=replace(strategy.plan, streamed=every, host_optimizer=every))

@@ -20,12 +20,13 @@ from tests.strategy.split_runs import (
     fit,
     fit_alone,
     fit_split,
+    in_turn,
     make,
     strategy_of,
 )
 
 
-def in_turn(lightning: ModuleType, in_step: bool) -> Any:
+def halved(lightning: ModuleType, in_step: bool) -> Any:
     """One optimizer, of which each of two others has half: they take turns from window to window."""
 
     def half(self: Any, batch_idx: int) -> Any:
@@ -58,7 +59,7 @@ def run_both(
 ) -> None:
     """The same fit in parts and alone, compared; no plan knows which parts of the model later batches train."""
     micro_batches, options, size = WAYS[way]
-    split, plain = (in_turn(lightning, in_step) for _ in range(2))
+    split, plain = (halved(lightning, in_step) for _ in range(2))
     split.every = plain.every = options.get("accumulate_grad_batches", 1)
     loaders = [data(40, size), data(8)]
     alone = fit_alone(lightning, trainer, plain, loaders, **options)
@@ -69,8 +70,7 @@ def run_both(
 
 
 @pytest.mark.usefixtures("simulated")
-@by_schedule
-@by_way
+@in_turn("way", *WAYS)
 def test_parts_of_a_model_may_take_turns_between_steps(
     lightning: ModuleType, trainer: Callable[..., Any], schedule: str, way: str
 ) -> None:
@@ -89,9 +89,8 @@ def test_parts_of_a_model_take_turns_within_steps_only_where_one_forward_comes_a
 
 
 @pytest.mark.usefixtures("simulated")
-@by_schedule
 def test_an_optimizer_that_has_all_parameters_may_be_toggled_in_a_step(
-    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+    lightning: ModuleType, trainer: Callable[..., Any]
 ) -> None:
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
         with self.toggled_optimizer(self.optimizers()):
@@ -99,7 +98,7 @@ def test_an_optimizer_that_has_all_parameters_may_be_toggled_in_a_step(
 
     split, plain = (make(lightning, training_step=training_step) for _ in range(2))
     alone = fit_alone(lightning, trainer, plain, [data(), data()])
-    compare(fit_split(lightning, trainer, split, [data(), data()], strategy_of(lightning, schedule)), alone)
+    compare(fit_split(lightning, trainer, split, [data(), data()], strategy_of(lightning, "1f1b")), alone)
 
 
 def test_flags_that_are_as_before_when_operations_run_are_no_reason() -> None:
