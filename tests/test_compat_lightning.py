@@ -208,19 +208,6 @@ def test_batches_go_through_the_users_hooks(lightning: ModuleType) -> None:
     during_fit(lightning, look)
 
 
-def test_what_a_module_set_apart_is_given_is_its_own(lightning: ModuleType) -> None:
-    def look(trainer: Any, module: Any) -> None:
-        apart = compat.apart_from(module, stand_in)
-        apart.noted = 1
-        assert apart.trainer is stand_in
-        assert module.trainer is trainer
-        assert not hasattr(module, "noted")
-        assert list(apart.parameters())[0] is list(module.parameters())[0]
-
-    stand_in = make_trainer(lightning)
-    during_fit(lightning, look)
-
-
 def test_precision_of_a_trial_is_its_own(lightning: ModuleType) -> None:
     plugin = lightning.plugins.MixedPrecision("bf16-mixed", device="cuda")
     twin = compat.trial_precision(plugin, torch.device("cpu"))

@@ -34,7 +34,6 @@ from autobalance.compat.lightning import set_lightning_device as set_lightning_d
 from autobalance.compat.lightning import skips_backward as skips_backward
 from autobalance.compat.lightning import stepping_scaler as stepping_scaler
 from autobalance.compat.lightning import trial_precision as trial_precision
-from autobalance.compat.loaders import apart_from as apart_from
 from autobalance.compat.loaders import data_owners as data_owners
 from autobalance.compat.loaders import fresh_iterator as fresh_iterator
 from autobalance.compat.loaders import gives_one_after_the_other as gives_one_after_the_other

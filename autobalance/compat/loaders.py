@@ -81,18 +81,6 @@ def gives_one_after_the_other(loader: Any) -> bool:
     return bool(loader._mode == "sequential")
 
 
-def apart_from(module: Any, trainer: Any) -> Any:
-    """A module that shares with another all but the attributes that are set from now on, and its Trainer.
-
-    Args:
-        module: a LightningModule.
-        trainer: of the new one.
-    """
-    apart = object.__new__(type(module))
-    vars(apart).update(vars(module), _trainer=trainer)
-    return apart
-
-
 def transferred_batch(module: Any, batch: Any, device: torch.device, loader: int) -> Any:
     """The batch after the module's own hooks before, at and after its transfer to `device`.
 
