@@ -397,6 +397,25 @@ def test_validate_test_and_predict_split_batches(
     )
 
 
+@by_schedule
+def test_steps_without_gradients_may_ask_for_some(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        with torch.enable_grad():
+            inputs = batch[0].clone().requires_grad_()
+            (forces,) = torch.autograd.grad(self(inputs).sum(), inputs)
+        self.log("forces", forces.square().sum(1).mean())
+
+    attributes = {"validation_step": validation_step, "test_step": validation_step}
+    split, alone = fit_both(
+        lightning, trainer, schedule, lambda: make(lightning, **attributes), inference_mode=False, max_epochs=1
+    )
+    (expected,) = alone.trainer.test(alone.model, data(), verbose=False)
+    (found,) = split.trainer.test(split.model, data(), verbose=False)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_steps_inside_the_backward_keep_batches_whole(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
 ) -> None:

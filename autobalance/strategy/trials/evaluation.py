@@ -42,7 +42,7 @@ def evaluate(twin: Twin, batch: Batch, glue: Glue, mark: Mark, *, trains: bool) 
         for _ in range(_BATCHES):
             mark(f"{batch.name}: {name}")
             moved = twin.moved(batch)
-            with _no_gradients(twin.real):
+            with _no_gradients(twin.real, batch.kind):
                 _run_step(twin, batch, moved, partial(_evaluated, step, batch.loader, context, glue))
             twin.logged.end_batch()
             del moved
@@ -68,7 +68,9 @@ def _evaluated(step: Callable[..., Any], loader: int, context: Callable[[], Any]
 
 
 @contextmanager
-def _no_gradients(trainer: Any) -> Iterator[None]:
-    inference = bool(getattr(trainer, "_inference_mode", True))
-    with torch.inference_mode() if inference else torch.no_grad():
+def _no_gradients(trainer: Any, kind: str) -> Iterator[None]:
+    """As the loop that will run the step has it: within inference mode, the user's own `enable_grad` has no effect."""
+    fits = trainer.state.fn == "fit"
+    loop = trainer.fit_loop.epoch_loop.val_loop if fits else getattr(trainer, f"{kind}_loop")
+    with torch.inference_mode() if loop.inference_mode else torch.no_grad():
         yield
