@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.strategy import split_runs
-from tests.strategy.split_runs import WIDTH, compare, data, fit, fit_alone, fit_split, strategy_of
+from tests.strategy.split_runs import WIDTH, Fitted, compare, data, fit, fit_alone, fit_split, strategy_of
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
@@ -19,6 +19,26 @@ pytestmark = pytest.mark.usefixtures("simulated")
 def make(lightning: ModuleType, **attributes: Any) -> Any:
     """The classifier without validation."""
     return split_runs.make(lightning, validation_step=lightning.LightningModule.validation_step, **attributes)
+
+
+def fit_windows(
+    lightning: ModuleType,
+    trainer: Callable[..., Any],
+    schedule: str,
+    step: Callable[..., Tensor],
+    build: Any,
+    batches: int,
+    split_by: Callable[..., Fitted],
+) -> tuple[Fitted, Fitted]:
+    """Two epochs of batches of two, of which four add up their gradients, split and alone, compared."""
+    attributes = {"training_step": step, **({} if build is None else {"build": build})}
+    options: dict[str, Any] = {"max_epochs": 2, "accumulate_grad_batches": 4}
+    loaders = [data(2 * batches, 2)]
+    alone = fit_alone(lightning, trainer, make(lightning, **attributes), loaders, **options)
+    made = strategy_of(lightning, schedule, "accumulate")
+    split = split_by(lightning, trainer, make(lightning, **attributes), loaders, strategy=made, **options)
+    compare(split, alone)
+    return split, alone
 
 
 def counts(self: Any, batch: Any, batch_idx: int) -> Tensor:
@@ -111,14 +131,9 @@ def test_a_step_that_carries_something_over_sees_its_batches_in_order(
     build: Any,
     named: str,
 ) -> None:
-    attributes = {"training_step": step, **({} if build is None else {"build": build})}
-    options: dict[str, Any] = {"max_epochs": 2, "accumulate_grad_batches": 4}
-    loaders = [data(12, 2)]
-    alone = fit_alone(lightning, trainer, make(lightning, **attributes), loaders, **options)
-    made = strategy_of(lightning, schedule, "accumulate")
-    split = fit(lightning, trainer, make(lightning, **attributes), loaders, strategy=made, **options)
-    assert (made.plan.micro_batches, made.plan.accumulated) == (1, False)
-    compare(split, alone)
+    split, alone = fit_windows(lightning, trainer, schedule, step, build, 6, fit)
+    plan = split.trainer.strategy.plan
+    assert (plan.micro_batches, plan.accumulated) == (1, False)
     for name in {"calls", "average", "seen"} & vars(alone.model).keys():
         assert getattr(split.model, name) == pytest.approx(getattr(alone.model, name), rel=1e-4)
     (said,) = [each for each in messages if "from batch to batch" in each]
@@ -156,14 +171,8 @@ def test_what_is_made_once_and_statistics_of_batch_norms_let_windows_flow(
     step: Callable[..., Tensor],
     build: Any,
 ) -> None:
-    attributes = {"training_step": step, **({} if build is None else {"build": build})}
-    options: dict[str, Any] = {"max_epochs": 2, "accumulate_grad_batches": 4}
-    loaders = [data(16, 2)]
-    alone = fit_alone(lightning, trainer, make(lightning, **attributes), loaders, **options)
-    made = strategy_of(lightning, schedule, "accumulate")
-    split = fit_split(lightning, trainer, make(lightning, **attributes), loaders, made, **options)
-    assert made.plan.accumulated
-    compare(split, alone)
+    split, _ = fit_windows(lightning, trainer, schedule, step, build, 8, fit_split)
+    assert split.trainer.strategy.plan.accumulated
     assert not any("from batch to batch" in each for each in messages)
 
 

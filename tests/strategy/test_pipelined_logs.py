@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from autobalance.strategy.registration import strategy_class
+from tests.strategy.split_runs import strategy_of
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
@@ -82,11 +82,6 @@ def compare(plain: Any, split: Any, plain_trainer: Any, split_trainer: Any) -> N
     assert {name: float(value) for name, value in split_trainer.callback_metrics.items()} == pytest.approx(
         final, rel=1e-4, abs=1e-6
     )
-
-
-def strategy_of(lightning: ModuleType, schedule: str, micro_batches: Any = 4) -> Any:
-    pins = {f"layers.{index}": index for index in range(4)}
-    return strategy_class((lightning.__name__,))(micro_batches=micro_batches, schedule=schedule, pin=pins)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
