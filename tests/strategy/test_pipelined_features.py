@@ -272,6 +272,27 @@ def test_batches_that_cannot_be_split_run_whole_among_those_that_can(
     torch.testing.assert_close(predicted.cpu(), split.model.cpu()(batch[0]))
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # Lightning's own
+@by_schedule
+def test_a_batch_of_which_a_part_has_no_loss_is_skipped_as_in_plain_lightning(
+    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
+) -> None:
+    def skipping() -> Any:
+        class Skipping(type(make(lightning))):  # type: ignore[misc]
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                return super().training_step(batch, batch_idx) if batch[0].isfinite().all() else None
+
+        return Skipping()
+
+    def loaders() -> list[Any]:
+        batches = list(data(40))
+        batches[2][0][5] = torch.nan
+        return [DataLoader(batches, batch_size=None), data()]
+
+    with pytest.warns(UserWarning, match=r"This batch runs whole(.|\n)*returned no loss for micro-batch"):
+        fit_both(lightning, trainer, schedule, skipping, loaders)
+
+
 def normalised(self: Any) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(WIDTH, WIDTH),

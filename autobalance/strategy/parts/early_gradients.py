@@ -44,6 +44,11 @@ class EarlyGradients:
         self._are_apart = [are_zeroed or are_seen or bool(hooks) for hooks in self._hooks]
         self._waiting = self._taken()
 
+    @property
+    def can_be_dropped(self) -> bool:
+        """Whether none of them is added to a gradient that was there before, to spare a copy."""
+        return all(self._are_apart)
+
     def set_aside(self) -> None:
         """The micro-batches are done: show the gradients that were there before."""
         early = self._taken()

@@ -36,6 +36,11 @@ class InnerBackwards:
         hooks = [gradient_hooks(parameter) for parameter in self._parameters]
         self._early = EarlyGradients(self._parameters, are_zeroed, sees_gradients_before_backward(trainer), hooks)
 
+    @property
+    def can_be_dropped(self) -> bool:
+        """Whether gradients of batches before this one come out whole where micro-batches fail."""
+        return self._early.can_be_dropped
+
     @contextmanager
     def made(self) -> Iterator[None]:
         """The micro-batches run inside; hooks on parameters wait for the gradient of all of them."""

@@ -17,7 +17,7 @@ from autobalance.execution.equivalence.few_samples import Portion
 from autobalance.execution.pipeline import Pipeline
 from autobalance.execution.seeds import step_seed
 from autobalance.strategy.parts.inner_backwards import InnerBackwards
-from autobalance.strategy.parts.pipelined import PipelinedSteps, without_graph
+from autobalance.strategy.parts.pipelined import PartlySkippedError, PipelinedSteps, without_graph
 from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.room_for_test import has_room_for_two
 from autobalance.strategy.parts.self_test import log_rules, verdict_on
@@ -112,10 +112,16 @@ class MicroBatchedSteps:
         if skips_backward(self._trainer):
             return checked.steps.evaluate(parts, lambda part: without_graph(run(part)), **checked.rules, seed=seed)
         backwards = InnerBackwards(self._trainer, self._glue)
-        with backwards.made(), deferring(self._norms):
-            output = checked.steps.train(
-                parts, run, backwards.run, reduction=checked.reduction, **checked.rules, seed=seed
-            )
+        try:
+            with backwards.made(), deferring(self._norms):
+                output = checked.steps.train(
+                    parts, run, backwards.run, reduction=checked.reduction, **checked.rules, seed=seed
+                )
+        except PartlySkippedError as error:
+            if not backwards.can_be_dropped:
+                raise
+            self._warn_of_whole(error)
+            return run(batch)
         self._backwards = backwards
         return output
 
@@ -160,7 +166,7 @@ class MicroBatchedSteps:
             self._warn_of_whole(error)
             return Parts([batch], [1], [1.0])
 
-    def _warn_of_whole(self, error: UnsplittableBatchError) -> None:
+    def _warn_of_whole(self, error: ValueError) -> None:
         if self._has_warned_of_whole:
             return
         self._has_warned_of_whole = True

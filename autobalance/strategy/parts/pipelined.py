@@ -20,6 +20,15 @@ Step = Callable[[Any], Any]
 """Runs the user's step on one part of a batch and returns what it returns."""
 
 
+class PartlySkippedError(UnmergeableError):
+    """A training step returned no loss for some parts of a batch, and one for others.
+
+    Example:
+        >>> steps.train(parts, step=lambda part: None if part.isnan().any() else part.sum(), backward=Tensor.backward)
+        PartlySkippedError: `training_step` returned no loss for micro-batch 2 of 4, but one for others: ...
+    """
+
+
 class Logs(Protocol):
     """Takes what micro-batches log, each by itself."""
 
@@ -78,7 +87,7 @@ class PipelinedSteps:
             What the step would return for the full batch; its loss has no graph. None where no part has a loss.
 
         Raises:
-            ValueError: some parts have a loss and others have none.
+            PartlySkippedError: some parts have a loss and others have none.
         """
         shares = parts.weights
         if reduction != "mean":
@@ -211,7 +220,7 @@ def backward_of_part(plugin: Any, loss: Tensor, module: Any, optimizer: Any) -> 
 def _refuse_missing(outputs: Sequence[Any]) -> None:
     missing = [number for number, output in enumerate(outputs) if loss_of(output) is None]
     if missing and len(missing) < len(outputs):
-        raise UnmergeableError(
+        raise PartlySkippedError(
             f"`training_step` returned no loss for micro-batch {missing[0] + 1} of {len(outputs)}, but one for others: "
             f"a batch is skipped as a whole or not at all. Skip it in the loader, or set schedule='naive'."
         )
