@@ -175,6 +175,6 @@ def test_whole_batches_side_by_side_need_no_batch_that_can_be_split(
 
 
 def test_the_user_is_told_in_one_sentence() -> None:
-    assert in_words(["one", "two"]) == (
+    assert in_words(["one.", "two"]) == (
         "Batches are not split into micro-batches, and one device works at a time: one; two."
     )

@@ -212,5 +212,5 @@ class MicroBatchedSteps:
                 tell(trainer, verdict.note)
             self._checked[key] = _Checked(steps, verdict)
             if not verdict.ok and step.__name__ != "training_step":
-                tell(trainer, f"`{step.__name__}` runs on whole batches: {verdict.reason}")
+                tell(trainer, f"`{step.__name__}` runs on whole batches: {verdict.reason.rstrip('.')}.")
         return self._checked[key]

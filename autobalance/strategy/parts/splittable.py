@@ -87,7 +87,8 @@ def in_words(found: Sequence[str]) -> str:
     Args:
         found: the reasons; at least one.
     """
-    return f"Batches are not split into micro-batches, and one device works at a time: {'; '.join(found)}."
+    reasons = "; ".join(reason.rstrip(".") for reason in found)  # errors of others may end in a full stop
+    return f"Batches are not split into micro-batches, and one device works at a time: {reasons}."
 
 
 def on_deferred(module: nn.Module) -> str | None:
