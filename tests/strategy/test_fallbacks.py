@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from autobalance.strategy.planning import checked
+from autobalance.strategy.registration import strategy_class
+
 pytestmark = pytest.mark.usefixtures("simulated")
 
 WIDTH = 6
@@ -103,8 +106,6 @@ def make(lightning: ModuleType, kind: Any) -> Any:
 def test_it_trains_as_plain_lightning_and_says_once_why_it_is_not_split(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], kind: Any
 ) -> None:
-    from autobalance.strategy.registration import strategy_class
-
     plain, split = make(lightning, kind()), make(lightning, kind())
     trainer(accelerator="cpu", devices=1, strategy="auto", max_epochs=2).fit(plain, loader())
     strategy = strategy_class((lightning.__name__,))(micro_batches=4, schedule="1f1b")
@@ -144,8 +145,6 @@ class Skipping(Paired):
 def test_a_step_that_does_not_run_on_parts_takes_batches_whole(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], kind: Any, reason: str
 ) -> None:
-    from autobalance.strategy.registration import strategy_class
-
     plain, split = make(lightning, kind()), make(lightning, kind())
     trainer(accelerator="cpu", devices=1, strategy="auto").fit(plain, loader())
     strategy = strategy_class((lightning.__name__,))(micro_batches=8, schedule="1f1b")
@@ -159,8 +158,6 @@ def test_a_step_that_does_not_run_on_parts_takes_batches_whole(
 def test_more_parts_than_samples_take_batches_whole(
     trainer: Callable[..., Any], messages: list[str], lightning: Any
 ) -> None:
-    from autobalance.strategy.registration import strategy_class
-
     strategy = strategy_class((lightning.__name__,))(micro_batches=9, schedule="1f1b")
     trainer(strategy=strategy).fit(make(lightning, Paired()), loader())
     assert strategy.plan.micro_batches == 1
@@ -170,9 +167,6 @@ def test_more_parts_than_samples_take_batches_whole(
 def test_an_error_of_the_planner_is_not_told_as_one_of_the_step(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autobalance.strategy.planning import checked
-    from autobalance.strategy.registration import strategy_class
-
     def broken(*asked: Any, **options: Any) -> None:
         raise ValueError("event 3: storage 5 dies while it is not alive")
 
