@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
@@ -92,6 +93,35 @@ def elements_in(value: Any) -> int:
         value: a batch.
     """
     return sum(tensor.numel() for tensor in tensors_in(value, in_objects=True))
+
+
+def untouchable(value: Any) -> Any:
+    """A copy of a batch that shares its tensors: many an object's own `.to`, and many a hook, changes the object.
+
+    Example:
+        >>> untouchable(batch).to("cuda:0")     # doctest: +SKIP
+
+    Args:
+        value: a batch.
+
+    Returns:
+        The batch itself where it is made of tensors in plain containers, or refuses to be copied.
+    """
+    if _is_plain(value):
+        return value
+    try:
+        return copy.deepcopy(value, {id(tensor): tensor for tensor in tensors_in(value, in_objects=True)})
+    except Exception:  # locks, handles of other libraries
+        return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of nothing but what is rebuilt when it is moved."""
+    if is_atom(value) or isinstance(value, (Tensor, PackedSequence)):
+        return True
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    return type(value) in _BUILT_IN and all(map(_is_plain, value))
 
 
 def _inside(item: Any, in_objects: bool) -> list[Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from autobalance.placement.contents import tensors_in
+from autobalance.placement.contents import tensors_in, untouchable
 
 A, B, C = torch.zeros(1), torch.zeros(2), torch.zeros(3)
 
@@ -95,3 +95,30 @@ def test_objects_far_inside_others_are_left_alone() -> None:
         far = Plain(far)
     assert ids(tensors_in(near, in_objects=True)) == ids([A])
     assert ids(tensors_in(far, in_objects=True)) == []
+
+
+class ChangesItself:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def to(self, dtype: torch.dtype) -> Any:
+        self.x = self.x.to(dtype)
+        return self
+
+
+def test_an_object_that_moves_itself_is_copied_with_the_same_tensors() -> None:
+    x = torch.zeros(2)
+    batch: dict[str, Any] = {"graph": ChangesItself(x), "again": x}
+    copied = untouchable(batch)
+    assert copied["graph"].x is copied["again"] is x
+    copied["graph"].to(torch.float64)
+    copied["more"] = 1
+    assert batch.keys() == {"graph", "again"}
+    assert batch["graph"].x is x
+
+
+def test_what_is_rebuilt_when_it_is_moved_is_not_copied() -> None:
+    batch = {"x": [torch.zeros(2), "a.png"], "packed": (pack_sequence([torch.zeros(1)]), None)}
+    assert untouchable(batch) is batch
+    refusing = SimpleNamespace(x=torch.zeros(1), numbers=(number for number in range(2)))
+    assert untouchable(refusing) is refusing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -50,7 +51,9 @@ class Graphs:
         return type(self)(self.nodes[kept], number[edges], graph_of, self.labels[list(which)])
 
     def to(self, device: Any, **options: Any) -> Graphs:
-        return type(self)(*(each.to(device) for each in vars(self).values()))
+        """Changes itself, as graph libraries have it."""
+        vars(self).update({name: each.to(device) for name, each in vars(self).items()})
+        return self
 
 
 def graph(nodes: int, label: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +68,7 @@ def graphs(*sizes: Sequence[int]) -> DataLoader[Any]:
         Graphs.of([graph(nodes, label, generator) for label, nodes in enumerate(each, index)])
         for index, each in enumerate(sizes)
     ]
-    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    return DataLoader(batches, batch_size=None, collate_fn=copy.copy)  # type: ignore[arg-type]
 
 
 def only_trains(lightning: ModuleType, **attributes: Any) -> dict[str, Any]:
@@ -352,7 +355,8 @@ class Unnumbered(Graphs):
 
 
 def unnumbered(*sizes: Sequence[int]) -> DataLoader[Any]:
-    return DataLoader([Unnumbered(*vars(each).values()) for each in graphs(*sizes)], batch_size=None)  # type: ignore[arg-type]
+    batches = [Unnumbered(*vars(each).values()) for each in graphs(*sizes)]
+    return DataLoader(batches, batch_size=None, collate_fn=copy.copy)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("parts", [3, len(LARGE)], ids=["several in each", "one in each"])

@@ -12,14 +12,15 @@ from autobalance import simulate
 from autobalance.strategy.trials.sending import sent
 
 
-class Movable:
-    """Has a `.to`, as the batches of many libraries do."""
+class Graph:
+    """Moves itself, but for the numbers of its nodes, as the batches of graph libraries do."""
 
     def __init__(self, x: Tensor) -> None:
-        self.x = x
+        self.x, self.nodes = x, torch.tensor([len(x)])
 
-    def to(self, device: torch.device) -> Movable:
-        raise AssertionError("its `.to` knows nothing of memory that is shared")
+    def to(self, device: torch.device) -> Graph:
+        self.x = self.x.to(device)
+        return self
 
 
 @pytest.fixture
@@ -41,14 +42,18 @@ def test_views_of_the_batch_stay_views_of_it(device: torch.device) -> None:
     assert moved.cpu()[:, :2].abs().sum() == 0
 
 
-def test_what_shares_memory_of_its_own_shares_it_on_the_device(device: torch.device) -> None:
+def test_what_objects_move_of_themselves_shares_memory_as_on_the_host(device: torch.device) -> None:
     batch = torch.arange(2000.0)
     taken = batch[torch.randperm(2000)]
     moved = batch.to(device)
     before = torch.get_device_module(device).memory_allocated(0)
-    parts = sent([Movable(part) for part in taken.split(500)], device, batch, moved)
+    parts = [Graph(part) for part in taken.split(500)]
+    there = sent(parts, device, batch, moved)
     assert torch.get_device_module(device).memory_allocated(0) - before == 8192  # 8,000 bytes, rounded up
-    assert torch.equal(torch.cat([part.x.cpu() for part in parts]), taken)
+    assert torch.equal(torch.cat([part.x.cpu() for part in there]), taken)
+    for part, graph in zip(there, parts, strict=True):
+        assert graph.x.device.type == part.nodes.device.type == "cpu"
+        assert part.x.device == device
 
 
 def test_a_batch_that_is_another_on_the_device_shares_nothing(device: torch.device) -> None:

@@ -20,7 +20,7 @@ from autobalance.execution.batches.splitting import parts_of
 from autobalance.execution.equivalence.few_samples import Portion, slices
 from autobalance.partitioning.chains.policies import NEARLY
 from autobalance.partitioning.plan import Plan
-from autobalance.placement.contents import elements_in
+from autobalance.placement.contents import elements_in, untouchable
 from autobalance.profiling.copying import copy_module
 from autobalance.profiling.profile import Profile
 from autobalance.profiling.profiler import Profiler
@@ -73,7 +73,7 @@ def on_host(twin: Any, batch: Batch) -> Any:
         twin: by `host_twin`.
         batch: as the loader gives it.
     """
-    data = twin.trainer.precision_plugin.convert_input(batch.data)
+    data = twin.trainer.precision_plugin.convert_input(untouchable(batch.data))
     return transferred_batch(twin, data, _HOST, batch.loader)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autobalance.compat import storage_key
-from autobalance.placement.contents import tensors_in
+from autobalance.placement.contents import tensors_in, untouchable
 from autobalance.placement.move import Mover
 from autobalance.profiling.batches import InPartsLocator
 
@@ -54,3 +54,27 @@ class _SharingLocator(InPartsLocator):
         # As views that a batch is split into: a change of one is none of the others.
         offset = there.storage_offset() + tensor.storage_offset() - base.storage_offset()
         return there.data.as_strided(tensor.shape, tensor.stride(), offset).requires_grad_(tensor.requires_grad)
+
+    def send_object(self, value: Any, place: Any) -> Any:
+        """What the object's own `.to` moves, which may leave some of its tensors on the host, is sent."""
+        made = untouchable(value).to(place)
+        here, there = list(tensors_in(value, in_objects=True)), list(tensors_in(made, in_objects=True))
+        if made is None or len(here) != len(there):
+            return super().send_object(value, place)
+        pairs = zip(here, there, strict=True)
+        instead = {id(moved): self.send(tensor, place) for tensor, moved in pairs if moved.device != tensor.device}
+        return Mover(_Instead(instead), place).move(made)
+
+
+class _Instead(InPartsLocator):
+    """Puts tensors in the place of others, which are known by their id."""
+
+    def __init__(self, instead: dict[int, Tensor]) -> None:
+        super().__init__()
+        self._instead = instead
+
+    def place_of(self, tensor: Tensor) -> Any:
+        return "elsewhere" if id(tensor) in self._instead else None
+
+    def send(self, tensor: Tensor, place: Any) -> Tensor:
+        return self._instead[id(tensor)]

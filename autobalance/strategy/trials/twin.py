@@ -14,6 +14,7 @@ from autobalance.execution.batch_norm import FEWEST_SAMPLES, DeferredBatchNorm
 from autobalance.execution.batches.splitting import Parts, parts_of, weights
 from autobalance.execution.equivalence.few_samples import slices
 from autobalance.execution.pipeline import Pipeline
+from autobalance.placement.contents import untouchable
 from autobalance.profiling.trial import Batch
 from autobalance.strategy.parts.recorded_logs import RecordedLogs
 from autobalance.strategy.parts.room_for_test import FEWEST, run_forward
@@ -57,7 +58,7 @@ class Twin:
         """What one step is given: the batch on the device; where nothing is split, of one in parts the largest."""
         if self.pipeline is None and batch.in_parts is not None:
             return sent(batch.in_parts.largest, self.device)
-        data = self.precision_plugin.convert_input(batch.data)
+        data = self.precision_plugin.convert_input(untouchable(batch.data))
         return compat.transferred_batch(self.module, data, self.device, batch.loader)
 
     def parts(self, batch: Batch, moved: Any, *, trains: bool = False) -> Parts | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autobalance.errors import InfeasiblePlanError
 from autobalance.partitioning.plan import Plan
-from autobalance.placement.contents import elements_in, tensors_in
+from autobalance.placement.contents import elements_in, tensors_in, untouchable
 from autobalance.strategy.planning.plan_changes import changes
 from autobalance.strategy.planning.replan import Learned
 from autobalance.strategy.registration import lightning_root, overrides
@@ -62,7 +62,7 @@ class Drift:
             batch: of the next step.
         """
         module = self._strategy.lightning_module
-        self._loaded = None if overrides(module, "on_before_batch_transfer") else batch
+        self._loaded = None if overrides(module, "on_before_batch_transfer") else untouchable(batch)
 
     def forget(self) -> None:
         """The run has ended."""
