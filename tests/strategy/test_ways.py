@@ -84,6 +84,20 @@ def test_batches_too_small_to_be_split_flow_as_a_window_and_train_as_one_after_t
     assert {name: float(value) for name, value in made.callback_metrics.items()} == pytest.approx(metrics)
 
 
+def test_batches_that_a_hook_cannot_split_for_all_devices_flow_as_a_window(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    def split_batch(batch: Any, count: int) -> list[Any]:
+        if count > 2:
+            raise ValueError("only halves")
+        return [[part] for part in batch[0].chunk(count)]
+
+    made, model = trainer(accumulate_grad_batches=4), make(lightning)
+    model.split_batch = split_batch
+    made.fit(model, data(16, 4))
+    assert (made.strategy.plan.accumulated, made.strategy.plan.micro_batches) == (True, 4)
+
+
 def test_a_window_that_nothing_accumulates_is_said_to_be_none(
     lightning: ModuleType, trainer: Callable[..., Any], messages: list[str]
 ) -> None:

@@ -67,8 +67,15 @@ def choice_for(trainer: Any, options: Options, batch: Any, devices: int, trial: 
     if not found and not (has_window and options.micro_batches == "auto"):
         return Choice(Way.PARTS)
     if has_window and options.micro_batches == "auto":
-        is_too_small = bool(found) or len(parts_of(module, batch, devices).batches) < devices
+        is_too_small = bool(found) or _parts_at_most(module, batch, devices) < devices
         if is_too_small and in_windows:
             return Choice(Way.WHOLE, in_words([*found, *in_windows]))
         return Choice(Way.WINDOW if is_too_small else Way.PARTS)
     return Choice(Way.WHOLE, in_words(found))
+
+
+def _parts_at_most(module: Any, batch: Any, count: int) -> int:
+    try:
+        return len(parts_of(module, batch, count).batches)
+    except Exception:  # of the user's own hook as well: it may make two parts, and not so many
+        return 1
