@@ -287,6 +287,8 @@ def test_a_batch_of_which_a_part_has_no_loss_is_skipped_as_in_plain_lightning(
     def loaders() -> list[Any]:
         batches = list(data(40))
         batches[2][0][5] = torch.nan
+        batches[3][0].fill_(torch.nan)  # no part has a loss
+        batches[4] = [each[:1] for each in batches[4]]  # and the next batch cannot be split
         return [DataLoader(batches, batch_size=None), data()]
 
     with pytest.warns(UserWarning, match=r"This batch runs whole(.|\n)*returned no loss for micro-batch"):

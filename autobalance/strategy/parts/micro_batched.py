@@ -103,6 +103,7 @@ class MicroBatchedSteps:
         Returns:
             What the step would return for the full batch.
         """
+        self._backwards = None  # Lightning asks for no backward of a batch without a loss, as the one before may be
         checked, run = self._check(step, batch, others), self._run(step, others)
         parts = self._parts(batch, trains=True)
         if len(parts.sizes) < 2:
