@@ -115,7 +115,6 @@ def test_mixed_precision_reaches_the_inside_of_blocks(
     assert (scaler is not None and scaler.is_enabled()) == (precision == "16-mixed")
 
 
-@pytest.mark.both_packages
 def test_bf16_true(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model = make(lightning)
     made = trainer(precision="bf16-true")
@@ -124,7 +123,6 @@ def test_bf16_true(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     assert torch.isfinite(made.callback_metrics["train"])
 
 
-@pytest.mark.both_packages
 def test_manual_optimization_of_two_networks(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     class Gan(lightning.LightningModule):
         def __init__(self) -> None:
@@ -167,7 +165,6 @@ def test_manual_optimization_of_two_networks(lightning: ModuleType, trainer: Cal
     fit_on_both(lightning, trainer, Gan)
 
 
-@pytest.mark.both_packages
 def test_exponential_moving_average(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     fit_on_both(lightning, trainer, callbacks=lambda: [lightning.callbacks.WeightAveraging(avg_fn=get_ema_avg_fn(0.9))])
 
@@ -201,7 +198,6 @@ def test_callbacks_that_watch(lightning: ModuleType, trainer: Callable[..., Any]
     assert four.current_epoch == one.current_epoch == 2
 
 
-@pytest.mark.both_packages
 def test_learning_rate_finder(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     model = make(lightning, lr=0.1)
     type(model).configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), lr=self.lr)

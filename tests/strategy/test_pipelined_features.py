@@ -149,14 +149,11 @@ def test_hooks_see_the_gradients_of_whole_batches(
             torch.testing.assert_close(found[parameter], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@by_schedule
-def test_parameters_in_no_optimizer_add_up_their_gradients(
-    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
-) -> None:
+def test_parameters_in_no_optimizer_add_up_their_gradients(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     def some(self: Any) -> Any:
         return torch.optim.SGD(self.layers[1:].parameters(), lr=0.1)
 
-    split, alone = fit_both(lightning, trainer, schedule, lambda: make(lightning, configure_optimizers=some))
+    split, alone = fit_both(lightning, trainer, "1f1b", lambda: make(lightning, configure_optimizers=some))
     found, expected = gradients(split.model), gradients(alone.model)
     assert set(found) == set(expected)
     for name, gradient in expected.items():
@@ -351,11 +348,10 @@ def test_runs_that_stop_early(lightning: ModuleType, trainer: Callable[..., Any]
     assert split.trainer.current_epoch == 2
 
 
-@by_schedule
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_checkpoints_go_from_split_to_plain_and_back(
-    lightning: ModuleType, trainer: Callable[..., Any], schedule: str, tmp_path: Any
+    lightning: ModuleType, trainer: Callable[..., Any], tmp_path: Any
 ) -> None:
     def saving(name: str) -> list[Any]:
         return [lightning.callbacks.ModelCheckpoint(tmp_path / name, every_n_train_steps=3, save_top_k=-1)]
@@ -363,7 +359,7 @@ def test_checkpoints_go_from_split_to_plain_and_back(
     options: dict[str, Any] = {"max_epochs": 2, "enable_checkpointing": True}
     loaders = [data(40), data()]
     alone = fit_alone(lightning, trainer, make(lightning), loaders, **options, callbacks=saving("plain"))
-    strategy = strategy_of(lightning, schedule)
+    strategy = strategy_of(lightning, "1f1b")
     split = fit_split(lightning, trainer, make(lightning), loaders, strategy, **options, callbacks=saving("split"))
     compare(split, alone)
     (middle,) = [path.name for path in (tmp_path / "plain").glob("*step=3.ckpt")]
@@ -371,7 +367,7 @@ def test_checkpoints_go_from_split_to_plain_and_back(
         name: fit_alone(lightning, trainer, make(lightning), loaders, tmp_path / name / middle, max_epochs=2)
         for name in ("plain", "split")
     }
-    strategy, path = strategy_of(lightning, schedule, plan=strategy.plan), tmp_path / "plain" / middle
+    strategy, path = strategy_of(lightning, "1f1b", plan=strategy.plan), tmp_path / "plain" / middle
     goes_on = fit_split(
         lightning, trainer, make(lightning), loaders, strategy, reaches=0, ckpt_path=path, max_epochs=2
     )  # fmt: skip
@@ -401,13 +397,10 @@ def test_the_batch_size_finder_plans_micro_batches_of_each_size(
     assert split.trainer.global_step == 6
 
 
-@by_schedule
-def test_validate_test_and_predict_split_batches(
-    lightning: ModuleType, trainer: Callable[..., Any], schedule: str
-) -> None:
+def test_validate_test_and_predict_split_batches(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     split, plain = make(lightning), make(lightning)
     made, one = (
-        trainer(strategy=strategy_of(lightning, schedule)),
+        trainer(strategy=strategy_of(lightning, "1f1b")),
         trainer(accelerator="cpu", devices=1, strategy="auto"),
     )
     for run in ("validate", "test"):

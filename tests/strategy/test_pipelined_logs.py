@@ -119,7 +119,6 @@ def test_predictions_come_in_order(lightning: ModuleType, trainer: Callable[...,
     assert [batch["label"].tolist() for batch in found] == [batch["label"].tolist() for batch in expected]
 
 
-@pytest.mark.both_packages
 def test_what_micro_batches_log_in_a_dictionary_is_in_the_forecast(
     lightning: ModuleType, trainer: Callable[..., Any]
 ) -> None:

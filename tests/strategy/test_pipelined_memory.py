@@ -62,7 +62,7 @@ class Run:
         self.micro_batches = self.plan.micro_batches
 
 
-@pytest.mark.parametrize("micro_batches", [3, 4, 8])
+@pytest.mark.parametrize("micro_batches", [3, 8])
 def test_the_test_before_the_first_batch_takes_no_more_than_the_plan_has(
     lightning: ModuleType, trainer: Callable[..., Any], micro_batches: int, messages: list[str]
 ) -> None:
