@@ -268,7 +268,8 @@ def test_flags() -> None:
     assert (x.is_cuda, x.is_cpu, x.is_simulated, x.get_device(), x.device.type) == (False, False, True, 1, "simulated")
     assert x.type() == "torch.simulated.FloatTensor"
     assert not x.is_pinned()
-    with pytest.raises(RuntimeError, match=r"on simulated:1: only dense tensors in host memory.*Call `pin_memory\(\)` before"):
+    told = r"on simulated:1: only dense tensors in host memory.*Call `pin_memory\(\)` before"
+    with pytest.raises(RuntimeError, match=told):
         x.pin_memory()
     assert x.untyped_storage().nbytes() == 4
 
