@@ -281,6 +281,27 @@ def test_fewer_parts_than_are_asked_for_are_told_of(
     assert told.endswith("not 4: this is how many micro-batches there are.")
 
 
+@pytest.mark.parametrize(("asked", "number"), [("auto", 2), (4, 4)])
+def test_sequences_too_few_for_batch_norms_in_parts_stay_whole(
+    lightning: ModuleType, trainer: Callable[..., Any], messages: list[str], asked: Any, number: int
+) -> None:
+    class Normalised(EachStep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)
+
+        def forward(self, packed: PackedSequence) -> PackedSequence:
+            return packed._replace(data=self.norm(self.layer(packed.data)))
+
+    net = make_recurrent(lightning)
+    net.layers[0] = Normalised()
+    made = trainer(strategy=strategy_of(lightning, "1f1b", asked, batch_norm="deferred"))
+    made.fit(net, sentences(pack_sequence, [10, 8, 6]))
+    assert made.strategy.plan.micro_batches == 1
+    told = f"the first training batch (24x8, 3) has samples for 1 part, not {number}."
+    assert sum(said.startswith("Batches are not split") and told in said for said in messages) == 1
+
+
 def test_as_many_parts_as_make_a_step_short(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
     slow = [Device(f"slow {index}", 2**30, flops=1e6, bandwidth=1e12) for index in range(DEVICES)]
     loaders = graphs(LARGE), graphs(SMALL)

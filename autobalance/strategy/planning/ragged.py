@@ -100,14 +100,15 @@ def plan_in_parts(
     if isinstance(asked, int):
         cut = _cut(twin, profiler, options, asked)
         made = _made(cut)
-        told = f"`split_batch` makes {made} part{'s' * (made != 1)} of the {cut.batches[0].name}, not {asked}"
         if made == 1:
-            return told
+            return _not_as_many(cut, asked)
         if made < asked:
-            tell(trainer, f"{told}: this is how many micro-batches there are.")
+            tell(trainer, f"{_not_as_many(cut, asked)}: this is how many micro-batches there are.")
         part = _profile_of_part(cut)
         return checked_plan(cut, part, devices, replace(options, micro_batches=made))
     ways, refused = _ways(twin, profiler, profile, devices, options)
+    if not ways and not refused:
+        return _not_as_many(_cut(twin, profiler, options, 2), 2)
     for way in _best_first(ways):
         try:
             return checked_plan(way.profiler, way.profile, devices, way.options)
@@ -175,6 +176,15 @@ def _made(cut: Profiler) -> int:
     first = cut.batches[0].in_parts
     assert first is not None
     return len(first.parts.sizes)
+
+
+def _not_as_many(cut: Profiler, asked: int) -> str:
+    """How many parts there are of the first batch, in words."""
+    first, made = cut.batches[0], _made(cut)
+    parts = f"{made} part{'s' * (made != 1)}"
+    if first.in_parts is not None and first.in_parts.parts.is_by_hook:
+        return f"`split_batch` makes {parts} of the {first.name}, not {asked}"
+    return f"the {first.name} has samples for {parts}, not {asked}"
 
 
 def _in_parts(twin: Any, batch: Batch, options: Options, count: int) -> Batch:
