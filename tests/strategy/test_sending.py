@@ -42,6 +42,19 @@ def test_views_of_the_batch_stay_views_of_it(device: torch.device) -> None:
     assert moved.cpu()[:, :2].abs().sum() == 0
 
 
+def test_views_of_one_storage_are_views_of_what_each_has_become(device: torch.device) -> None:
+    text = torch.arange(9.0)
+    batch = [text[:-1], text[1:]]  # each token, and the one to be predicted
+    moved = [each.to(device) for each in batch]
+    before = torch.get_device_module(device).memory_allocated(0)
+    parts = sent([[each[:4] for each in batch], [each[4:] for each in batch]], device, batch, moved)
+    assert torch.get_device_module(device).memory_allocated(0) == before
+    assert [[each.tolist() for each in part] for part in parts] == [
+        [[0, 1, 2, 3], [1, 2, 3, 4]],
+        [[4, 5, 6, 7], [5, 6, 7, 8]],
+    ]
+
+
 def test_what_objects_move_of_themselves_shares_memory_as_on_the_host(device: torch.device) -> None:
     batch = torch.arange(2000.0)
     taken = batch[torch.randperm(2000)]

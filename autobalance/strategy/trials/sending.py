@@ -34,23 +34,23 @@ class _SharingLocator(InPartsLocator):
     def __init__(self, whole: Any, moved: Any) -> None:
         super().__init__()
         pairs = zip(tensors_in(whole, in_objects=True), tensors_in(moved, in_objects=True), strict=False)
-        self._there = {
-            storage_key(here.untyped_storage()): (here, there)
-            for here, there in pairs
-            if (here.shape, here.dtype, here.stride()) == (there.shape, there.dtype, there.stride())
-        }
+        self._there: dict[int, list[tuple[Tensor, Tensor]]] = {}  # several may be views of one storage, as of one text
+        for here, there in pairs:
+            if (here.shape, here.dtype, here.stride()) == (there.shape, there.dtype, there.stride()):
+                self._there.setdefault(storage_key(here.untyped_storage()), []).append((here, there))
 
     def send(self, tensor: Tensor, place: Any) -> Tensor:
         if tensor.layout is not torch.strided:
             return super().send(tensor, place)
-        key = storage_key(tensor.untyped_storage())
-        if key not in self._there:
+        known = self._there.setdefault(storage_key(tensor.untyped_storage()), [])
+        if not known:
             items = tensor.untyped_storage().nbytes() // tensor.element_size()
             own = tensor.detach().as_strided((items,), (1,), 0)
-            self._there[key] = own, super().send(own, place)
-        base, there = self._there[key]
-        if base.dtype is not tensor.dtype:
+            known.append((own, super().send(own, place)))
+        held = next((pair for pair in known if _holds(pair[0], tensor)), None)
+        if held is None:
             return super().send(tensor, place)
+        base, there = held
         # As views that a batch is split into: a change of one is none of the others.
         offset = there.storage_offset() + tensor.storage_offset() - base.storage_offset()
         return there.data.as_strided(tensor.shape, tensor.stride(), offset).requires_grad_(tensor.requires_grad)
@@ -64,6 +64,17 @@ class _SharingLocator(InPartsLocator):
         pairs = zip(here, there, strict=True)
         instead = {id(moved): self.send(tensor, place) for tensor, moved in pairs if moved.device != tensor.device}
         return Mover(_Instead(instead), place).move(made)
+
+
+def _holds(base: Tensor, tensor: Tensor) -> bool:
+    """Whether a tensor lies between the first and the last element of another of its storage."""
+    (first, last), (begin, end) = _ends(base), _ends(tensor)
+    return base.dtype is tensor.dtype and first <= begin and end <= last
+
+
+def _ends(tensor: Tensor) -> tuple[int, int]:
+    first = int(tensor.storage_offset())
+    return first, first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class _Instead(InPartsLocator):
