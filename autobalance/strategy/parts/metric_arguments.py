@@ -34,7 +34,11 @@ def arguments_of_whole(
         for place, value in (*enumerate(args), *kwargs.items()):
             by_place.setdefault(place, []).append(value)
     varying = {tuple(sizes)}
-    varying |= {lengths for values in by_place.values() if (lengths := _lengths(values)) and not _are_equal(values)}
+    for values in by_place.values():
+        lengths = _lengths(values)
+        # Whether numbers are equal only the device tells: it is asked where lengths do not say enough.
+        if lengths is not None and lengths not in varying and not _are_equal(values):
+            varying.add(lengths)
     merged = {
         place: torch.cat(values) if _lengths(values) in varying else merge(values, sizes, guess(values, sizes), weights)
         for place, values in by_place.items()
