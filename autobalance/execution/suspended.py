@@ -143,14 +143,16 @@ class Suspended:
 
     def _run_carried(self, carried: Carried, call: Callable[[], object]) -> None:
         _here.call = self
-        self._outside = ProcessState()
         try:
-            carried.run(call)
-        except BaseException as error:
+            self._outside = ProcessState()
+            try:
+                carried.run(call)
+            finally:
+                self._outside.put_back()
+        except BaseException as error:  # whatever it is: who waits for the baton would wait forever
             self._error = error
         finally:
             _here.call = None
-            self._outside.put_back()
 
 
 def _closed_gate() -> threading.Lock:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from autobalance.execution.process_state import ProcessState
 from autobalance.execution.suspended import Suspended, current_call, hand_back
 
 
@@ -56,6 +57,18 @@ def test_an_error_comes_with_the_traceback_of_the_users_code() -> None:
     with pytest.raises(ValueError, match="of the user") as caught:
         call.resume()
     assert "fails" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert threads() == []
+
+
+def test_settings_that_cannot_be_put_back_are_an_error_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(state: ProcessState) -> None:
+        raise RuntimeError("not allowed to set this flag")
+
+    monkeypatch.setattr(ProcessState, "put_back", refuses)
+    call = Suspended(lambda: None)
+    with pytest.raises(RuntimeError, match="not allowed to set this flag"):
+        call.resume()
+    assert call.has_ended
     assert threads() == []
 
 
