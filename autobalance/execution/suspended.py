@@ -57,7 +57,7 @@ class Suspended:
         self._is_cancelled = False
         self._goes_on, self._comes_back = _closed_gate(), _closed_gate()
         self._is_running = False
-        self._is_at_rest = False
+        self._is_at_rest = True
 
     def resume(self) -> None:
         """Let the call run until it hands the baton back or ends.
@@ -73,7 +73,6 @@ class Suspended:
             worker.run(self._run, self._name)
             self._worker = worker
         self._is_running = True  # not before: an interrupt of `run` leaves nobody to wait for
-        self._is_at_rest = False
         self._goes_on.release()
         self._wait()
         error, self._error = self._error, None
@@ -90,9 +89,9 @@ class Suspended:
             self._call = self._carried = None
             self._goes_on.release()  # an interrupt may have come when a thread had just been given the call
         while self._is_running:
-            is_at_rest = self._is_at_rest
-            # An interrupt may have come when the baton was back, but before that was noted.
-            if self._comes_back.acquire(timeout=_PATIENCE) or is_at_rest:
+            # An interrupt may have come when the baton was back, but before that was noted, or before it was given.
+            is_at_rest = self._is_at_rest and self._goes_on.locked()
+            if self._comes_back.acquire(timeout=_PATIENCE) or (is_at_rest and self._is_at_rest):
                 self._is_running = False
         self._is_cancelled = True
         while not self.has_ended:  # user code may catch everything, and go on to the next hand-over
@@ -113,6 +112,7 @@ class Suspended:
         self._is_at_rest = True
         self._comes_back.release()
         self._goes_on.acquire()
+        self._is_at_rest = False
         self._outside = ProcessState()
         inside.put_back(self._outside)
         if self._is_cancelled:
@@ -133,6 +133,7 @@ class Suspended:
 
     def _run(self) -> None:
         self._goes_on.acquire()
+        self._is_at_rest = False
         carried, call = self._carried, self._call
         self._carried = self._call = None  # what they hold is freed when the call ends, not when this object is
         if carried is not None and call is not None and not self._is_cancelled:

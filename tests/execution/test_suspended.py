@@ -3,10 +3,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import gc
+import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 
 from autobalance.execution.process_state import ProcessState
 from autobalance.execution.suspended import Suspended, current_call, hand_back
+from autobalance.execution.workers import Worker, Workers
 
 
 def threads() -> list[str]:
@@ -114,6 +118,46 @@ def test_a_call_that_has_not_begun_is_cancelled_without_running() -> None:
     call.cancel()
     assert call.has_ended
     assert told == []
+
+
+def interrupted(call: Suspended, instruction: int) -> bool:
+    """Resume a call up to its end, with an interrupt at an instruction of this thread; whether it came to that."""
+    files, count = {method.__code__.co_filename for method in (Suspended.resume, Worker.run)}, 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == instruction:
+                raise KeyboardInterrupt
+        return trace if frame.f_code.co_filename in files else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        while not call.has_ended:
+            call.resume()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_call_whose_resumption_was_interrupted_anywhere_can_be_wound_down() -> None:
+    kept, instruction = Workers(), 1
+    while interrupted(call := Suspended(hand_back, workers=kept), instruction):
+        winding = threading.Thread(target=call.cancel, daemon=True)
+        winding.start()
+        winding.join(timeout=5)
+        assert not winding.is_alive(), f"instruction {instruction}"
+        assert call.has_ended
+        instruction += 1
+    assert instruction > 50
+    kept.end()
+    del call
+    assert threads() == []
 
 
 def test_what_a_call_holds_is_freed_when_it_is_cancelled() -> None:
