@@ -63,7 +63,11 @@ class Workers:
         return self._idle.pop() if self._idle else Worker()
 
     def give_back(self, worker: Worker) -> None:
-        """Keep it for the next micro-batch."""
+        """Keep it for the next micro-batch.
+
+        Args:
+            worker: whose jobs are done, or about to be.
+        """
         self._idle.append(worker)
 
     def end(self) -> None:

@@ -38,7 +38,11 @@ class Portion(NamedTuple):
 
     @classmethod
     def of(cls, parts: Parts) -> Portion:
-        """That of the largest of some parts."""
+        """That of the largest of some parts.
+
+        Args:
+            parts: of one batch.
+        """
         return cls(len(parts.sizes), max(parts.sizes), max(map(elements_in, parts.batches)))
 
 
