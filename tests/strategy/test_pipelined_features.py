@@ -16,6 +16,7 @@ from torch.optim.swa_utils import get_ema_avg_fn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from autobalance.strategy.parts.pipelined import PartlySkippedError
 from autobalance.strategy.registration import strategy_class
 from tests.strategy.split_runs import (
     CLASSES,
@@ -290,6 +291,20 @@ def test_a_batch_of_which_a_part_has_no_loss_is_skipped_as_in_plain_lightning(
 
     with pytest.warns(UserWarning, match=r"This batch runs whole(.|\n)*returned no loss for micro-batch"):
         fit_both(lightning, trainer, schedule, skipping, loaders)
+
+
+def test_a_part_without_a_loss_is_an_error_where_gradients_of_earlier_batches_would_be_lost(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    class Skipping(type(make(lightning))):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) if batch[0].isfinite().all() else None
+
+    batches = list(data())
+    batches[1][0][5] = torch.nan
+    made = trainer(strategy=strategy_of(lightning, "1f1b"), accumulate_grad_batches=3)
+    with pytest.raises(PartlySkippedError, match=r"no loss for micro-batch 3 of 4.*Skip it in the loader, or set"):
+        made.fit(Skipping(), DataLoader(batches, batch_size=None), data())
 
 
 def normalised(self: Any) -> nn.Sequential:

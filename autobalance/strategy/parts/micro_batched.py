@@ -70,7 +70,7 @@ class MicroBatchedSteps:
         self._look = look
         self._checked: dict[tuple[Any, ...], _Checked] = {}
         self._backwards: InnerBackwards | None = None
-        self._has_warned_of_whole = False
+        self._warned_of: set[type[ValueError]] = set()
         self._norms = install_deferred(trainer.lightning_module) if defers_norms else None
 
     is_in_window = False
@@ -122,9 +122,10 @@ class MicroBatchedSteps:
             if not backwards.can_be_dropped:
                 raise
             self._warn_of_whole(error)
-            return run(batch)
-        self._backwards = backwards
-        return output
+        else:
+            self._backwards = backwards
+            return output
+        return run(batch)  # not while the error is handled, which holds what the parts have left
 
     def give_back_gradients(self) -> None:
         """Show the gradients that the last training step has made."""
@@ -168,9 +169,9 @@ class MicroBatchedSteps:
             return Parts([batch], [1], [1.0])
 
     def _warn_of_whole(self, error: ValueError) -> None:
-        if self._has_warned_of_whole:
+        if type(error) in self._warned_of:
             return
-        self._has_warned_of_whole = True
+        self._warned_of.add(type(error))
         warnings.warn(
             f"This batch runs whole, and so will others like it, though the plan was made for batches that are split: "
             f"a step may need more memory than planned. The reason: {str(error).rstrip('.')}.",

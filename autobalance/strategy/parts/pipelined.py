@@ -44,6 +44,9 @@ class Logs(Protocol):
             rules: how to merge what is logged, by name, where it is known.
         """
 
+    def drop(self) -> None:
+        """Forget it."""
+
 
 class PipelinedSteps:
     """Runs steps in micro-batches and gives back what the full batch would have given.
@@ -94,7 +97,11 @@ class PipelinedSteps:
             shares = weights(parts.batches, parts.sizes, reduction=reduction)
         with self._logs.recording():
             outputs = self._outputs(parts.batches, shares, step, backward, seed)
-        _refuse_missing(outputs)
+        try:
+            _refuse_missing(outputs)
+        except PartlySkippedError:
+            self._logs.drop()
+            raise
         self._logs.replay(parts.sizes, parts.weights, log_rules)
         return _merged_step(outputs, parts.sizes, shares, rules)
 

@@ -97,6 +97,10 @@ class RecordedLogs:
         self._metrics.finish(range(len(sizes)), sizes, weights)
         for calls in self._by_turn():
             self._log(calls, sizes, weights, (rules or {}).get(calls[0].name))
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of what was recorded, copies of metrics included."""
         self.calls = []
         self._metrics.forget()
 
