@@ -59,14 +59,16 @@ class SelfBalance:
         Example:
             def split_batch(self, batch, n):
                 graphs = batch.to_data_list()
-                return [Batch.from_data_list(graphs[i::n]) for i in range(min(n, len(graphs)))]
+                size = -(-len(graphs) // n)
+                return [Batch.from_data_list(graphs[i : i + size]) for i in range(0, len(graphs), size)]
 
         Args:
             batch: what a step is given, on its device.
             n: how many parts are wanted; fewer may be given, and there are fewer micro-batches then.
 
         Returns:
-            Parts, each like a batch, every sample in one of them. `None`, unless overridden: tensors, and lists with
+            Parts, each like a batch, every sample in one of them, in the order of the batch: outputs of steps come in
+            that of the parts. `None`, unless overridden: tensors, and lists with
             one item for each sample, are split along the dimension of the samples.
         """
         return None

@@ -59,7 +59,7 @@ class SelfBalanceStrategy(ScheduledSteps, PlainCheckpoints, OneProcess):
             where memory asks for it.
         offload: whether activations, weights and optimizer state may be kept on the host.
         worst_batch: the batch to plan for, or "scan:200" for the largest of the first 200; default: the first.
-        retry_on_oom: whether a trial on real tensors may be repeated when memory runs out; one on fakes needs none.
+        retry_on_oom: whether a step that runs out of memory is planned anew, with what it has shown, and run again.
         rebalance: whether to plan again while training.
         accelerator: given by the Trainer, as are those that follow.
         parallel_devices: the devices.

@@ -404,6 +404,27 @@ def test_where_memory_does_not_suffice_for_the_test_it_is_said_that_nothing_was_
     assert "could not be tested: 5 samples at once need more memory than there is" in verdict.note
 
 
+def test_where_memory_runs_out_while_a_copied_teacher_is_moved_its_numbers_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = Net()
+    module.teacher = nn.Linear(4, 6).requires_grad_(False)
+    module.teacher.load_state_dict(module.first.state_dict())
+    before = [parameter.clone() for parameter in module.teacher.parameters()]
+
+    def following(module: Any, batch: Batch) -> Tensor:
+        follows(module)
+        return mean(module, batch)
+
+    def sign(tensor: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("not enough")
+
+    monkeypatch.setattr(Tensor, "sign", sign)
+    verdict = verdict_on(following, module)
+    assert "need more memory than there is" in verdict.note
+    assert all(map(torch.equal, module.teacher.parameters(), before))
+
+
 def test_losses_without_a_number_are_refused() -> None:
     verdict = verdict_on(lambda module, batch: mean(module, batch) * float("nan"))
     assert not verdict.ok

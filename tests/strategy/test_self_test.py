@@ -178,3 +178,35 @@ def test_a_model_that_is_placed_is_tested_where_it_is(lightning: ModuleType, tra
     accepted = {name: verdict.ok for name, verdict in module.verdicts.items()}
     assert accepted == {"classifies": True, "neighbours": False, "validate": True}
     assert "the loss couples the samples of a batch" in module.verdicts["neighbours"].reason
+
+
+def doubled_gradient(loss: Tensor, samples: int) -> Tensor:
+    """The loss, with gradients that grow with the number of samples, as no mean over samples has them."""
+    return loss + (loss - loss.detach()) * samples
+
+
+def only_at(first: Tensor) -> Step:
+    """A step whose gradients tell how many samples there are where the sample `first` is among them."""
+
+    def step(module: Any, x: Tensor, y: Tensor) -> Any:
+        loss = functional.cross_entropy(module.net(x), y)
+        return doubled_gradient(loss, len(x)) if (x == first).all(1).any() else loss
+
+    return step
+
+
+def test_samples_of_which_one_sits_on_a_kink_are_no_reason_where_others_agree(
+    lightning: ModuleType, trainer: Callable[..., Any]
+) -> None:
+    module = make(lightning, only_at(next(iter(loader()))[0][0]))
+    fit(trainer, module)
+    assert module.verdicts["train"].ok
+
+
+def test_gradients_that_couple_all_samples_are_refused(lightning: ModuleType, trainer: Callable[..., Any]) -> None:
+    def step(module: Any, x: Tensor, y: Tensor) -> Any:
+        return doubled_gradient(functional.cross_entropy(module.net(x), y), len(x))
+
+    module = make(lightning, step)
+    fit(trainer, module)
+    assert "the gradients couple the samples of a batch" in module.verdicts["train"].reason

@@ -111,6 +111,11 @@ class Comparison:
             f"{self._few}, though the loss does not"
         )
 
+    @property
+    def is_same_but_for_gradients(self) -> bool:
+        """Whether the loss agrees as a mean, by weights of the user if there are any."""
+        return self._counted() is None and self._is_same_loss(self._weighted_loss(self._shares))
+
     def _agree(self, weights: Sequence[float]) -> bool:
         return self._is_same_loss(self._weighted_loss(weights)) and all(
             size <= allowed for _, size, allowed in self._differences(weights)

@@ -60,6 +60,8 @@ class Verdict:
             in all parts.
         log_rules: how to merge what it logs, in the same way.
         note: what could not be tested, in words.
+        is_by_gradients: whether gradients alone are why not: a value next to the kink of a `relu` may fall on either
+            side, as sums are ordered, and then others than those samples tell.
     """
 
     ok: bool
@@ -68,6 +70,7 @@ class Verdict:
     output_rules: Rules | None = None
     log_rules: Rules | None = None
     note: str = ""
+    is_by_gradients: bool = False
 
 
 def equivalent(
@@ -201,10 +204,10 @@ def _changed(whole: _Run, parts: _Run, close: Closeness) -> str | None:
 def _moved(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Give tensors other numbers for a while, none of which changes its sign."""
     kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    with torch.no_grad():
-        for tensor in tensors:
-            tensor.mul_(1.25).add_(0.01 * tensor.sign() + 0.01 * (tensor == 0))
     try:
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.mul_(1.25).add_(0.01 * tensor.sign() + 0.01 * (tensor == 0))
         yield
     finally:
         with torch.no_grad():
@@ -218,7 +221,7 @@ def _judge(whole: _Run, parts: _Run, few: FewSamples, close: Closeness) -> Verdi
         comparison = Comparison(whole.results(), parts.results(), few, close)
         found = comparison.rule()
         if found is None:
-            return Verdict(False, comparison.reason())
+            return Verdict(False, comparison.reason(), is_by_gradients=comparison.is_same_but_for_gradients)
         rule = found
     outcomes = (*whole.outcomes, *parts.outcomes)
     outputs = _learned([outcome.output for outcome in outcomes], few, close)

@@ -72,7 +72,12 @@ class FewSamples:
 
 
 def few_samples(
-    module: Any, batch: Any, layout: Layout | None = None, most: int = MOST, portion: Portion | None = None
+    module: Any,
+    batch: Any,
+    layout: Layout | None = None,
+    most: int = MOST,
+    portion: Portion | None = None,
+    others: bool = False,
 ) -> FewSamples | None:
     """Some samples of a batch; of the first few slices, one in which samples have different numbers of ignored targets.
 
@@ -86,9 +91,10 @@ def few_samples(
         layout: where the samples are.
         most: how many samples are wanted; fewer if there are fewer.
         portion: how much of the batch a part of the run has; None: that is not said.
+        others: whether those are wanted that stand next to the ones which are given else.
 
     Returns:
-        The samples; None if the batch has only one.
+        The samples; None if the batch has only one, or no others.
 
     Raises:
         UnsplittableBatchError: the batch cannot be split.
@@ -100,7 +106,10 @@ def few_samples(
 
     # Made again, so that none is held beside another: not all are views of the batch.
     told = [_tells(few) for few in found()]
-    return next(islice(found(), told.index(max(told)), None)) if told else None
+    if len(told) < 1 + others:
+        return None
+    best = told.index(max(told))
+    return next(islice(found(), (best + others) % len(told), None))
 
 
 def counts_in(parts: Sequence[Any], sizes: Sequence[int]) -> Iterator[tuple[str, list[float]]]:

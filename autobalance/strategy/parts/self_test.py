@@ -80,9 +80,22 @@ def verdict_on(
         if trainer.training and portion is not None and most < FEWEST and not _is_spare(few, portion):
             return _on_single_samples(test, few, has_room)
         verdict = test.on(few)
+        if verdict.is_by_gradients:
+            del few
+            verdict = _of_others(
+                test, few_samples(trainer.lightning_module, batch, layout, samples, portion, True), verdict
+            )
         if not verdict.note:
             break
     return verdict
+
+
+def _of_others(test: _Test, others: FewSamples | None, verdict: Verdict) -> Verdict:
+    """The verdict of other samples where the gradients of some disagree, if there are others and they can be tested."""
+    if others is None:
+        return verdict
+    other = test.on(others)
+    return verdict if other.note else other
 
 
 def _is_spare(few: FewSamples, portion: Portion) -> bool:
