@@ -26,20 +26,20 @@ class Allocations:
         self.failed = 0
         self.fails: Callable[[int], bool] = lambda number: False
         self.on_failure: Callable[[int, int], None] | None = None
-        self._counts = False
+        self._inside = 0
 
     @contextmanager
     def counting(self) -> Any:
         """Count inside."""
-        before, self._counts = self._counts, True
+        self._inside += 1  # a number: micro-batches enter and leave by turns
         try:
             yield
         finally:
-            self._counts = before
+            self._inside -= 1
 
     def meet(self, account: int, nbytes: int) -> None:
         """An allocation is about to be charged."""
-        if not self._counts or nbytes <= 0:
+        if not self._inside or nbytes <= 0:
             return
         self.count += 1
         if self.fails(self.count):
